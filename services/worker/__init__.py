@@ -1,0 +1,1 @@
+"""The worker: step plans in, sampled tokens out. Owns weights, KV caches and the device."""
