@@ -1,0 +1,1 @@
+"""Tools around the mesh; no service imports them."""

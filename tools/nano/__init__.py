@@ -1,0 +1,1 @@
+"""Builds, trains and judges glm-nano, the small checkpoint that the repository ships."""
