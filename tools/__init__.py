@@ -1,1 +1,0 @@
-"""Tools around the mesh; no service imports them."""
