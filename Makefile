@@ -78,7 +78,7 @@ bench: setup-dev ## One JSON line per claim (PEER=port races a peer that already
 	@$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
 
 eval: setup-dev ## Score glm-nano per skill through the mesh, on prompts it has not seen
-	@$(BIN)/python -m tools.nano.eval_mesh $(ARGS)
+	@$(BIN)/python -m tools.eval_mesh $(ARGS)
 
 check: lint test ## What CI runs
 

@@ -1,0 +1,26 @@
+"""Every claim in turn, one JSON line each: `python -m benchmarks [--peer PORT] [--only NAME]`."""
+
+import argparse
+import subprocess
+import sys
+
+CLAIMS = ("scheduler_step", "output_machine", "hop_cost", "cold_start", "serving")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the claims as processes of their own; the exit code is the number that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer", help="port of a peer that already runs, for the serving race")
+    parser.add_argument("--only", nargs="*", choices=CLAIMS, default=list(CLAIMS))
+    args = parser.parse_args(argv)
+    failed = 0
+    for claim in args.only:
+        command = [sys.executable, "-m", f"benchmarks.{claim}"]
+        if claim == "serving" and args.peer:
+            command += ["--peer", args.peer]
+        failed += subprocess.call(command) != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
