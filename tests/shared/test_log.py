@@ -1,0 +1,62 @@
+import io
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shared import log
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    captured = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", captured)
+    log.configure("info", "scheduler")
+    yield captured
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_a_record_is_one_line_with_service_and_fields(stream: io.StringIO) -> None:
+    log.get_logger("services.x").info(
+        "took %d tokens", 3, extra={"request_id": "r-1", "why": "a b"}
+    )
+    line = stream.getvalue()
+    assert line.count("\n") == 1
+    assert line.endswith(' INFO scheduler services.x: took 3 tokens request_id=r-1 why="a b"\n')
+
+
+def test_text_of_a_user_cannot_forge_a_record(stream: io.StringIO) -> None:
+    log.get_logger("x").warning("bad name %s", "a\n2026 ERROR\r\x1b[31m", extra={"field": "x\ny=1"})
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert "\r" not in text
+    assert "\x1b" not in text
+    assert r'field="x\ny=1"' in text
+
+
+def test_traceback_lines_are_indented_under_their_record(stream: io.StringIO) -> None:
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        log.get_logger("x").exception("failed")
+    first, *rest = stream.getvalue().splitlines()
+    assert first.endswith("x: failed")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_level_can_change_while_running(stream: io.StringIO) -> None:
+    log.get_logger("x").debug("unseen")
+    log.set_level("DEBUG")
+    log.get_logger("x").debug("seen")
+    assert "unseen" not in stream.getvalue()
+    assert "seen" in stream.getvalue()
+
+
+def test_unknown_level_names_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="debug, info, warning, error"):
+        log.set_level("loud")

@@ -1,0 +1,35 @@
+from shared.metrics import Metrics
+
+
+def test_names_appear_as_given() -> None:
+    metrics = Metrics()
+    metrics.counter("vllm:prompt_tokens_total", "Prompt tokens.").inc(3)
+    metrics.gauge("vllm:num_requests_running", "Running.").set(2)
+    text = metrics.render().decode()
+    assert "\nvllm:prompt_tokens_total 3.0\n" in text
+    assert "\nvllm:num_requests_running 2.0\n" in text
+    assert "_created" not in text
+
+
+def test_gauge_with_a_source_is_asked_at_every_scrape() -> None:
+    metrics, values = Metrics(), iter([1.0, 2.0])
+    metrics.gauge("glm_live", "Live.", source=lambda: next(values))
+    assert b"glm_live 1.0" in metrics.render()
+    assert b"glm_live 2.0" in metrics.render()
+
+
+def test_histogram_counts_into_its_buckets() -> None:
+    metrics = Metrics()
+    metrics.histogram("glm_wait_seconds", "Wait.", (0.1, 1.0), ("route",)).labels("chat").observe(
+        0.5
+    )
+    text = metrics.render().decode()
+    assert 'glm_wait_seconds_bucket{le="0.1",route="chat"} 0.0' in text
+    assert 'glm_wait_seconds_bucket{le="1.0",route="chat"} 1.0' in text
+
+
+def test_two_registries_do_not_share_names() -> None:
+    first, second = Metrics(), Metrics()
+    first.counter("same_total", "x").inc()
+    second.counter("same_total", "x")
+    assert b"same_total 0.0" in second.render()
