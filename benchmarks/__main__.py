@@ -1,4 +1,4 @@
-"""Every claim in turn, one JSON line each: `python -m benchmarks [--peer PORT] [--only NAME]`."""
+"""Every claim in turn, one JSON line each: `python -m benchmarks [--peer PORT]`."""
 
 import argparse
 import subprocess

@@ -7,17 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 _WORDS = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "red",
-    "blue",
-    "seven",
-    "nine",
-    "river",
-    "stone",
-    "cloud",
+    *("alpha", "beta", "gamma", "delta", "red", "blue"),
+    *("seven", "nine", "river", "stone", "cloud"),
 ]
 
 
