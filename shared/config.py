@@ -1,0 +1,246 @@
+"""Settings of one process: one typed, frozen model filled from flags, environment and a file.
+
+Precedence: flag, then `GLM_MESH_<SERVICE>_<NAME>`, then `GLM_MESH_<NAME>`, then the file named by
+`--config` (TOML or JSON; a table named after the service holds its own keys), then the default.
+Flags have vLLM's names where vLLM has the flag; dashes and underscores mean the same. Every mistake
+is a `ConfigError` that names the flag, the value and where it came from; nothing is ignored.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from shared.errors import ConfigError
+from shared.log import LogLevel
+
+ENV_PREFIX: Final = "GLM_MESH_"
+# sockaddr_un holds 108 bytes with the closing zero.
+MAX_SOCKET_PATH_BYTES: Final = 107
+
+
+def check_address(address: str) -> str:
+    """Accept `unix:/absolute/path` and `host:port`; ValueError for anything else."""
+    scheme, _, path = address.partition(":")
+    if scheme == "unix":
+        if not path.startswith("/"):
+            raise ValueError("the path after unix: must be absolute")
+        if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes")
+        return address
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must be unix:/path or host:port")
+    return address
+
+
+Address = Annotated[str, AfterValidator(check_address)]
+
+
+class ProcessSettings(BaseSettings):
+    """What every process is told.
+
+    Built directly (in tests) it reads nothing from outside; `parse` does.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    service: ClassVar[str] = ""
+
+    config: Path | None = Field(
+        default=None, description="TOML or JSON file with settings; flags and environment win."
+    )
+    log_level: LogLevel = Field(default="info", description="Least level of log lines.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values come from `parse` alone, so that the order of sources is in one place."""
+        return (init_settings,)
+
+
+class ServiceSettings(ProcessSettings):
+    """What each of the four services is told; each adds its own fields and sets `service`."""
+
+    address: Address = Field(description="gRPC address of this service, unix:/path or host:port.")
+    health_address: Address | None = Field(
+        default=None, description="Address of grpc.health.v1; none when not given."
+    )
+    admin_address: Address | None = Field(
+        default=None, description="Address of AdminService and reflection; none when not given."
+    )
+
+
+SettingsT = TypeVar("SettingsT", bound=ProcessSettings)
+
+
+def parse(settings_class: type[SettingsT], argv: Sequence[str], *, prog: str = "") -> SettingsT:
+    """Build the settings of a process.
+
+    Args:
+        settings_class: Its `service` names env keys and file table.
+        argv: Flags without the program's name. `--help` prints every flag and exits with 0.
+        prog: Program name in the help text.
+
+    Raises:
+        ConfigError: A flag is unknown, a value is wrong or a required one is missing.
+    """
+    flags = [_with_dashes(word) for word in argv]
+    _refuse_unknown_flags(settings_class, flags)
+    flag_values = _read_flags(settings_class, flags, prog or f"glm-mesh {settings_class.service}")
+    env_values = _read_env(settings_class)
+    path = {**env_values, **flag_values}.get("config")
+    file_values = _read_file(settings_class, str(path)) if path else {}
+    merged = {**file_values, **env_values, **flag_values}
+    origins = {name: f" (from {path})" for name in file_values}
+    origins |= {name: " (from the environment)" for name in env_values}
+    origins |= dict.fromkeys(flag_values, "")
+    try:
+        return settings_class(**merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(settings_class, error, origins)) from None
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def shown(settings: ProcessSettings) -> dict[str, str]:
+    """All settings as text for operators, secrets blanked."""
+    return {
+        name: "***" if _is_secret(type(settings), name) else str(getattr(settings, name))
+        for name in type(settings).model_fields
+    }
+
+
+def _with_dashes(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value
+
+
+def _refuse_unknown_flags(settings_class: type[ProcessSettings], flags: Sequence[str]) -> None:
+    known = {flag_of(name) for name in settings_class.model_fields} | {"--help"}
+    negations = {
+        "--no-" + name.replace("_", "-")
+        for name, field in settings_class.model_fields.items()
+        if field.annotation is bool
+    }
+    for word in flags:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag not in known | negations:
+            raise ConfigError(f"unknown option {flag}{_nearest(flag, sorted(known))}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else "; see --help"
+
+
+def _read_flags(
+    settings_class: type[ProcessSettings], flags: Sequence[str], prog: str
+) -> dict[str, Any]:
+    try:
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            settings_class,
+            cli_prog_name=prog,
+            cli_parse_args=list(flags),
+            cli_kebab_case=True,
+            cli_exit_on_error=False,
+            cli_implicit_flags=True,
+            cli_hide_none_type=True,
+            cli_avoid_json=True,
+            cli_enforce_required=False,
+        )
+        return dict(source())
+    except SettingsError as error:
+        raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from None
+
+
+def _read_env(settings_class: type[ProcessSettings]) -> dict[str, Any]:
+    service = settings_class.service
+    prefixes = [ENV_PREFIX] + ([f"{ENV_PREFIX}{service.upper()}_"] if service else [])
+    values: dict[str, Any] = {}
+    for prefix in prefixes:
+        try:
+            values |= EnvSettingsSource(settings_class, env_prefix=prefix, case_sensitive=False)()
+        except SettingsError as error:
+            raise ConfigError(f"environment: {error}") from None
+    return values
+
+
+def _read_file(settings_class: type[ProcessSettings], path: str) -> dict[str, Any]:
+    content = _load_file(path)
+    service = settings_class.service
+    own = content.get(service, {}) if service else {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"--config: {path}: {service} must be a table")
+    outside = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
+    known = list(settings_class.model_fields)
+    values: dict[str, Any] = {}
+    for key, value in {**outside, **own}.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{path}: unknown setting {key}{_nearest(name, known)}")
+        values[name] = value
+    return values
+
+
+def _load_file(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"--config: {path}: {error.strerror}") from None
+    except ValueError as error:  # both decoders' errors and broken UTF-8
+        raise ConfigError(f"--config: {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config: {path}: the file must hold a table of settings")
+    return content
+
+
+def _explain(
+    settings_class: type[ProcessSettings], error: ValidationError, origins: Mapping[str, str]
+) -> str:
+    lines = []
+    for problem in error.errors():
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            lines.append(f"{flag_of(name)} is required")
+        elif not name or _is_secret(settings_class, name):
+            lines.append(f"{flag_of(name)}: {message}" if name else message)
+        else:
+            origin = origins.get(name, "")
+            lines.append(f"{flag_of(name)} {problem['input']!r}{origin}: {message}")
+    return "; ".join(lines)
+
+
+def _is_secret(settings_class: type[ProcessSettings], name: str) -> bool:
+    field = settings_class.model_fields.get(name)
+    return field is not None and _mentions_secret(field.annotation)
+
+
+def _mentions_secret(annotation: object) -> bool:
+    if get_origin(annotation) is not None:
+        return any(_mentions_secret(part) for part in get_args(annotation))
+    return annotation is SecretStr

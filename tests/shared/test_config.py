@@ -1,0 +1,144 @@
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+from pydantic import Field, SecretStr
+
+from shared.config import ServiceSettings, check_address, flag_of, parse, shown
+from shared.errors import ConfigError
+
+
+class Settings(ServiceSettings):
+    """Settings of a service in this test."""
+
+    service: ClassVar[str] = "scheduler"
+
+    max_num_seqs: int = Field(default=256, gt=0, description="Most sequences in one plan.")
+    served_model_name: list[str] = Field(default=[], description="Names of the model.")
+    api_key: SecretStr | None = Field(default=None, description="Key that callers must show.")
+    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number type.")
+    is_loud: bool = Field(default=False, description="Whether to shout.")
+
+
+ADDRESS = ["--address", "unix:/run/x.sock"]
+
+
+@pytest.fixture(autouse=True)
+def _clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLM_MESH_MAX_NUM_SEQS", "GLM_MESH_SCHEDULER_MAX_NUM_SEQS", "GLM_MESH_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_flags_accept_equals_underscores_and_repetition() -> None:
+    settings = parse(
+        Settings,
+        [*ADDRESS, "--max_num_seqs=4", "--served-model-name", "a", "--served-model-name", "b"],
+    )
+    assert settings.max_num_seqs == 4
+    assert settings.served_model_name == ["a", "b"]
+    assert settings.log_level == "info"
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text('max-num-seqs = 3\ndtype = "float32"\n[scheduler]\nmax_num_seqs = 5\n')
+    config = [*ADDRESS, "--config", str(file)]
+    assert parse(Settings, config).max_num_seqs == 5
+    assert parse(Settings, config).dtype == "float32"
+    monkeypatch.setenv("GLM_MESH_MAX_NUM_SEQS", "6")
+    assert parse(Settings, config).max_num_seqs == 6
+    monkeypatch.setenv("GLM_MESH_SCHEDULER_MAX_NUM_SEQS", "7")
+    assert parse(Settings, config).max_num_seqs == 7
+    assert parse(Settings, [*config, "--max-num-seqs", "8"]).max_num_seqs == 8
+
+
+def test_json_file_named_by_the_environment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mesh.json"
+    file.write_text('{"address": "h:1", "worker": {"other": 1}}')
+    monkeypatch.setenv("GLM_MESH_CONFIG", str(file))
+    assert parse(Settings, []).address == "h:1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-num-seq", "3"], "unknown option --max-num-seq; did you mean --max-num-seqs?"),
+        (["--zzz"], "unknown option --zzz; see --help"),
+        ([], "--address is required"),
+        ([*ADDRESS, "--max-num-seqs", "0"], "--max-num-seqs '0': Input should be greater than 0"),
+        ([*ADDRESS, "--dtype", "half"], "--dtype 'half': .*'bfloat16' or 'float32'"),
+        (["--address", "nowhere"], "--address 'nowhere': must be unix:/path or host:port"),
+        ([*ADDRESS, "stray"], "stray"),
+        ([*ADDRESS, "--max-num-seqs"], "--max-num-seqs"),
+        ([*ADDRESS, "--config", "/no/such.toml"], "/no/such.toml: No such file"),
+    ],
+)
+def test_a_mistake_is_named(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        parse(Settings, argv)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "max_num_seq = 1", "unknown setting max_num_seq; did you mean max_num_seqs"),
+        ("a.toml", "= 3", "a.toml"),
+        ("a.json", "[1]", "must hold a table"),
+        ("a.toml", "scheduler = 1", "scheduler must be a table"),
+        ("a.toml", "max_num_seqs = -1", "--max-num-seqs -1 .from .*a.toml.: Input should be"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        parse(Settings, [*ADDRESS, "--config", str(file)])
+
+
+def test_malformed_environment_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM_MESH_MAX_NUM_SEQS", "many")
+    with pytest.raises(ConfigError, match="--max-num-seqs .many. ..rom the environment"):
+        parse(Settings, ADDRESS)
+
+
+def test_help_lists_every_flag_with_description_and_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(Settings, ["--help"], prog="glm-mesh scheduler")
+    text = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    assert text.startswith("usage: glm-mesh scheduler")
+    for name, field in Settings.model_fields.items():
+        assert flag_of(name) in text
+        assert str(field.description) in text
+    assert "(default: 256)" in text
+
+
+def test_secrets_are_blanked_wherever_settings_are_shown() -> None:
+    settings = parse(Settings, [*ADDRESS, "--api-key", "hunter2"])
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "hunter2"
+    assert shown(settings)["api_key"] == "***"
+    assert "hunter2" not in repr(settings)
+
+
+def test_settings_cannot_change_and_read_nothing_when_built_directly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLM_MESH_MAX_NUM_SEQS", "9")
+    monkeypatch.setenv("MAX_NUM_SEQS", "9")
+    settings = Settings(address="h:1")
+    assert settings.max_num_seqs == 256
+    with pytest.raises(ValueError, match="frozen"):
+        settings.max_num_seqs = 1  # type: ignore[misc]  # the point of the test
+
+
+@pytest.mark.parametrize("address", ["unix:rel/x", "h:70000", ":80", "h:", "unix:/" + "x" * 107])
+def test_bad_addresses_are_refused(address: str) -> None:
+    with pytest.raises(ValueError):
+        check_address(address)
