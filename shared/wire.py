@@ -137,11 +137,8 @@ def failure_to_proto(error: RequestError) -> common_pb2.Failure:
 
 def failure_from_proto(message: common_pb2.Failure) -> RequestError:
     """A `Failure` as an error; an unknown reason counts as INTERNAL."""
-    known = FailureReason.INTERNAL
-    if message.reason in FailureReason:
-        known = FailureReason(message.reason)
     return RequestError(
-        known,
+        _REASONS.get(message.reason, FailureReason.INTERNAL),
         message.message,
         field=message.field if message.HasField("field") else None,
         retry_after_ms=message.retry_after_ms if message.HasField("retry_after_ms") else None,
@@ -207,5 +204,6 @@ def load_from_proto(message: common_pb2.LoadSnapshot) -> LoadSnapshot:
     return LoadSnapshot(**{name: getattr(message, name) for name in _LOAD_FIELDS})
 
 
+_REASONS = {int(reason): reason for reason in FailureReason}
 _STATS_FIELDS = tuple(SequenceStats.__dataclass_fields__)
 _LOAD_FIELDS = tuple(LoadSnapshot.__dataclass_fields__)
