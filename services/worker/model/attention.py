@@ -1,0 +1,149 @@
+"""Absorbed latent attention over selected positions.
+
+The key half of ``kv_b_proj`` is multiplied into the query and its value half into the result, so
+that attention runs in the C-wide latent space on the cached rows themselves. Prefill and decode
+take the same path.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from services.worker.kv_cache import LayerCache
+from services.worker.model.config import ModelConfig
+from services.worker.model.indexer import Indexer
+from services.worker.model.linear import Linear
+from services.worker.model.norm import RMSNorm
+from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, stacked_slots
+from services.worker.model.step import StepInputs
+
+_BY_HEAD = [1, 0, 2]
+
+
+class SparseLatentAttention(nn.Module):
+    """Multi-head latent attention with an own or a shared selection of positions."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.config = config
+        heads, latent = config.num_attention_heads, config.kv_lora_rank
+        # q_a_proj above kv_a_proj_with_mqa: both read the hidden state.
+        self.fused_qkv_a_proj = Linear(
+            config.hidden_size,
+            config.q_lora_rank + latent + config.qk_rope_head_dim,
+            dtype,
+            device,
+        )
+        eps = config.latent_norm_eps
+        self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, dtype, device)
+        self.kv_a_layernorm = RMSNorm(latent, eps, dtype, device)
+        self.q_b_proj = Linear(config.q_lora_rank, heads * config.qk_head_dim, dtype, device)
+        self.W_UK_T = _matrix((heads, config.qk_nope_head_dim, latent), dtype, device)
+        self.W_UV = _matrix((heads, latent, config.v_head_dim), dtype, device)
+        self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size, dtype, device)
+        has_indexer = config.has_indexer(layer)
+        self.indexer = Indexer(config, dtype, device) if has_indexer else None
+
+    def forward(
+        self, x: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x: [T, E] normalised hidden states.
+            step: The step.
+            cache: This layer's caches, written at the step's slots.
+            topk: [T, 1, K] positions of the nearest earlier layer with an indexer.
+
+        Returns:
+            [T, E] and the positions used, [T, 1, K].
+        """
+        config = self.config
+        latents = self.fused_qkv_a_proj(x)
+        rank = config.q_lora_rank
+        q_latent = self.q_a_layernorm(latents[:, :rank])
+        # Both caches are written before selection and attention: new tokens see themselves.
+        torch.ops.npu.npu_kv_rmsnorm_rope_cache_v2(
+            latents[:, None, None, rank:],
+            self.kv_a_layernorm.weight,
+            step.cos,
+            step.sin,
+            step.slots,
+            cache.rope,
+            cache.latent,
+            epsilon=self.kv_a_layernorm.epsilon,
+            cache_mode="PA",
+        )
+        if self.indexer is not None:
+            assert cache.indexer is not None
+            topk = self.indexer(x, q_latent, step, cache.indexer)
+        return self._attend(q_latent, step, cache, topk), topk
+
+    def _attend(
+        self, q_latent: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
+    ) -> Tensor:
+        config = self.config
+        queries = self.q_b_proj(q_latent).view(-1, config.num_attention_heads, config.qk_head_dim)
+        nope, rope = queries.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        absorbed = torch.ops.npu.npu_transpose_batchmatmul(
+            nope, self.W_UK_T, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
+        )
+        rotated = torch.ops.npu.npu_interleave_rope(rope.unsqueeze(2), step.cos, step.sin)
+        attended = torch.ops.npu.npu_sparse_flash_attention(
+            absorbed,
+            cache.latent,
+            cache.latent,
+            topk,
+            config.softmax_scale,
+            block_table=step.block_table,
+            actual_seq_lengths_query=step.cum_query_lens,
+            actual_seq_lengths_kv=step.seq_lens,
+            query_rope=rotated.squeeze(2),
+            key_rope=cache.rope,
+            sparse_block_size=1,
+            layout_query="TND",
+            layout_kv="PA_BSND",
+            sparse_mode=3,
+            attention_mode=2,  # absorbed MLA; the schema's default of 0 is refused by the kernel
+        )[0]
+        values = torch.ops.npu.npu_transpose_batchmatmul(
+            attended, self.W_UV, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
+        )
+        output: Tensor = self.o_proj(values.flatten(1))
+        return output
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of this block."""
+        config = self.config
+        parts = {
+            "q_a_proj": config.q_lora_rank,
+            "kv_a_proj_with_mqa": config.kv_lora_rank + config.qk_rope_head_dim,
+        }
+        yield from stacked_slots(prefix, parts, self.fused_qkv_a_proj.weight.data)
+        yield from parameter_slots(f"{prefix}q_a_layernorm.", self.q_a_layernorm)
+        yield from parameter_slots(f"{prefix}kv_a_layernorm.", self.kv_a_layernorm)
+        yield plain_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight.data)
+        yield plain_slot(f"{prefix}o_proj.weight", self.o_proj.weight.data)
+        head_rows = config.qk_nope_head_dim + config.v_head_dim
+        yield WeightSlot(
+            name=f"{prefix}kv_b_proj.weight",
+            shape=(config.num_attention_heads * head_rows, config.kv_lora_rank),
+            store=self._store_kv_b,
+        )
+        if self.indexer is not None:
+            yield from self.indexer.slots(f"{prefix}indexer.")
+
+    def _store_kv_b(self, source: Tensor) -> None:
+        """Split [H * (P + D), C] into the query side and the value side of the absorption."""
+        config = self.config
+        by_head = source.view(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        self.W_UK_T.data.copy_(keys)
+        self.W_UV.data.copy_(values.transpose(1, 2))
+
+
+def _matrix(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

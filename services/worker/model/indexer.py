@@ -1,0 +1,98 @@
+"""The indexer: which K positions of its sequence each token attends to.
+
+Queries come from the normalised query latent, keys and head weights from the hidden state. Keys
+are cached for every token of a layer that has an indexer, whatever the selection needs: a later
+token may score them.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.worker.model.config import ModelConfig
+from services.worker.model.linear import Linear
+from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, stacked_slots
+from services.worker.model.step import StepInputs
+
+_KEY_NORM_EPSILON = 1e-6  # fixed in transformers, vLLM and the release; no config key
+
+
+class KeyNorm(nn.Module):
+    """LayerNorm with bias over one key."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            torch.empty(size, dtype=dtype, device=device), requires_grad=False
+        )
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` [T, Di]."""
+        return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, _KEY_NORM_EPSILON)
+
+
+class Indexer(nn.Module):
+    """Scores cached keys for each token and selects the best K."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.num_heads = config.index_n_heads
+        self.head_dim = config.index_head_dim
+        self.rope_dim = config.qk_rope_head_dim
+        self.topk = config.index_topk
+        self.wq_b = Linear(config.q_lora_rank, self.num_heads * self.head_dim, dtype, device)
+        # wk above weights_proj: both read the hidden state. Scale factors that are the same for
+        # every position (Di^-0.5, Hi^-0.5) are left out, they cannot change the selection.
+        self.wk_weights_proj = Linear(
+            config.hidden_size, self.head_dim + self.num_heads, dtype, device
+        )
+        self.k_norm = KeyNorm(self.head_dim, dtype, device)
+
+    def forward(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: Tensor) -> Tensor:
+        """Cache the step's keys, then select.
+
+        Args:
+            x: [T, E] normalised hidden states.
+            q_latent: [T, Q] normalised query latent.
+            step: The step.
+            cache: [B, 128, 1, Di] indexer keys, written.
+
+        Returns:
+            [T, 1, K] int32 positions, -1 behind the valid ones.
+        """
+        keys, weights = self.wk_weights_proj(x).split([self.head_dim, self.num_heads], dim=-1)
+        keys = self._rotate(self.k_norm(keys).unsqueeze(1), step).squeeze(1)
+        torch.ops.npu.npu_scatter_nd_update_(
+            cache.view(-1, self.head_dim), step.slots.view(-1, 1), keys
+        )
+        queries = self.wq_b(q_latent).view(-1, self.num_heads, self.head_dim)
+        selected: Tensor = torch.ops.npu.npu_lightning_indexer(
+            self._rotate(queries, step),
+            cache,
+            weights.contiguous(),
+            actual_seq_lengths_query=step.cum_query_lens,
+            actual_seq_lengths_key=step.seq_lens,
+            block_table=step.block_table,
+            layout_query="TND",
+            layout_key="PA_BSND",
+            sparse_count=self.topk,
+            sparse_mode=3,
+        )[0]
+        return selected
+
+    def _rotate(self, x: Tensor, step: StepInputs) -> Tensor:
+        """Rotate the first 64 lanes of `x` [T, heads, Di] in place."""
+        lanes = x[..., : self.rope_dim]
+        rotated = torch.ops.npu.npu_interleave_rope(lanes.unsqueeze(2), step.cos, step.sin)
+        lanes.copy_(rotated.squeeze(2))
+        return x
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of this block."""
+        yield plain_slot(f"{prefix}wq_b.weight", self.wq_b.weight.data)
+        parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
+        yield from stacked_slots(prefix, parts, self.wk_weights_proj.weight.data)
+        yield from parameter_slots(f"{prefix}k_norm.", self.k_norm)

@@ -1,0 +1,51 @@
+"""A matrix without bias, and the gated MLP made of two of them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots
+
+
+class Linear(nn.Module):
+    """``x @ weight.T`` with `weight` [out, in]."""
+
+    def __init__(
+        self, size_in: int, size_out: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            torch.empty((size_out, size_in), dtype=dtype, device=device), requires_grad=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply `x` [T, in]."""
+        return functional.linear(x, self.weight)
+
+
+class GatedMLP(nn.Module):
+    """``down(silu(gate(x)) * up(x))``; gate and up are one matrix, gate first."""
+
+    def __init__(self, hidden: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.width = width
+        self.gate_up_proj = Linear(hidden, 2 * width, dtype, device)
+        self.down_proj = Linear(width, hidden, dtype, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, E] -> [T, E]."""
+        product: Tensor = self.down_proj(self.activate(x))
+        return product
+
+    def activate(self, x: Tensor) -> Tensor:
+        """The input of `down_proj`, [T, width]."""
+        activated: Tensor = torch.ops.npu.npu_swiglu(self.gate_up_proj(x))
+        return activated
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of this block."""
+        parts = {"gate_proj": self.width, "up_proj": self.width}
+        yield from stacked_slots(prefix, parts, self.gate_up_proj.weight.data)
+        yield plain_slot(f"{prefix}down_proj.weight", self.down_proj.weight.data)

@@ -1,0 +1,29 @@
+"""What one step tells the model about its tokens and their places in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetadata:
+    """One flattened step, prefill chunks and decodes mixed: T tokens of R sequences.
+
+    ``cum_query_lens[-1]`` must equal T. Padding tokens belong to a last sequence with
+    ``seq_lens`` 0, so that they select nothing and attend to nothing.
+    """
+
+    num_tokens: int
+    """T, padding included."""
+    positions: Tensor
+    """[T] int64, place of each token in its own sequence."""
+    slot_mapping: Tensor
+    """[T] int32, cache slot of each token; padding tokens point into scratch block 0."""
+    cum_query_lens: Tensor
+    """[R] int32, inclusive prefix sum of the tokens per sequence."""
+    seq_lens: Tensor
+    """[R] int32, KV length of each sequence after this step."""
+    block_table: Tensor
+    """[R, max_blocks] int32, block ids of each sequence."""

@@ -1,0 +1,193 @@
+"""Attention over the selected positions of the paged latent cache, and the per-head products.
+
+Every head reads the same latent row as key and as value (absorbed MLA). A row walks its position
+list up to the first -1; a position at or past its causal bound is ignored; a row without a
+position gives zeros.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.ops.checks import require, require_contiguous, require_same_float
+from services.worker.ops.native import Native
+from services.worker.ops.paged import gather_rows, row_tiles
+
+_ATTENTION = "npu_sparse_flash_attention"
+_BATCH_MATMUL = "npu_transpose_batchmatmul"
+_MLA_ABSORB = 2
+_CAUSAL = 3
+_SWAP = [1, 0, 2]
+
+
+def sparse_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    sparse_indices: Tensor,
+    scale_value: float,
+    *,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_kv: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+    sparse_block_size: int = 1,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = _CAUSAL,
+    attention_mode: int = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attend to the selected positions.
+
+    Args:
+        query: [T, H, C] queries in latent space.
+        key: [B, 128, 1, C] latent cache.
+        value: The same cache.
+        sparse_indices: [T, 1, K] int32 positions, valid ones first, then -1.
+        scale_value: Softmax scale.
+        block_table: [R, max_blocks] int32.
+        actual_seq_lengths_query: [R] int32 inclusive prefix sum of tokens per sequence.
+        actual_seq_lengths_kv: [R] int32 KV lengths.
+        query_rope: [T, H, 64] rotated queries.
+        key_rope: [B, 128, 1, 64] rotary cache.
+        sparse_block_size: 1 only.
+        layout_query: "TND" only.
+        layout_kv: "PA_BSND" only.
+        sparse_mode: 3 (right-down causal) or 0 (every key of the sequence).
+        attention_mode: 2 only (absorbed MLA); the schema's default is refused by the device too.
+        **unused: Window, LSE and sink arguments; only their defaults are accepted.
+
+    Returns:
+        [T, H, C] values in latent space and two empty tensors.
+    """
+    _check_attention(query, key, query_rope, key_rope, sparse_indices)
+    _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
+    output = torch.zeros(query.shape, dtype=query.dtype)
+    tiles = row_tiles(
+        actual_seq_lengths_query, actual_seq_lengths_kv, block_table, key.shape[1],
+        is_causal=sparse_mode == _CAUSAL,
+    )  # fmt: skip
+    for tile in tiles:
+        rows = slice(tile.first, tile.last)
+        is_chosen = _chosen(sparse_indices[rows, 0], tile.limits, tile.num_keys)
+        latent, rope = gather_rows(key, tile), gather_rows(key_rope, tile)
+        logits = torch.einsum("thc,sc->ths", query[rows].float(), latent)
+        logits += torch.einsum("thr,sr->ths", query_rope[rows].float(), rope)
+        logits = (logits * scale_value).masked_fill(~is_chosen[:, None], float("-inf"))
+        # A row without a position is all -inf: softmax gives NaN there, and zeros are due.
+        weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
+        output[rows] = torch.einsum("ths,sc->thc", weights, latent).to(query.dtype)
+    empty = torch.empty(0, dtype=torch.float32)
+    return output, empty, empty.clone()
+
+
+def _chosen(indices: Tensor, limits: Tensor, num_keys: int) -> Tensor:
+    """[rows, num_keys] whether a row attends to a position."""
+    before_end = (indices < 0).cumsum(-1) == 0
+    within = torch.arange(indices.shape[1]) < limits[:, None]
+    is_used = before_end & within & (indices < limits[:, None])
+    chosen = torch.zeros((indices.shape[0], num_keys + 1), dtype=torch.bool)
+    chosen.scatter_(1, torch.where(is_used, indices, num_keys).long(), value=True)
+    return chosen[:, :num_keys]
+
+
+def _native_attention(
+    native: Native,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    sparse_indices: Tensor,
+    scale_value: float,
+    *,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_kv: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+    sparse_block_size: int = 1,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = _CAUSAL,
+    attention_mode: int = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_attention(query, key, query_rope, key_rope, sparse_indices)
+    _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
+    tokens, heads, _ = query.shape
+    output = torch.empty(query.shape, dtype=query.dtype)
+    native.call(
+        "sparse_attention", query.dtype, tokens, heads, actual_seq_lengths_query.shape[0],
+        block_table.stride(0), key.shape[1], sparse_indices.shape[-1], int(sparse_mode == _CAUSAL),
+        scale_value, query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
+        actual_seq_lengths_kv, block_table, output,
+    )  # fmt: skip
+    empty = torch.empty(0, dtype=torch.float32)
+    return output, empty, empty.clone()
+
+
+def transpose_batchmatmul(
+    input: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
+    batch_split_factor: int | None = 1,
+) -> Tensor:
+    """Per-head product: [T, H, M] (or [H, T, M] by `perm_x1`) times [H, M, N] -> [T, H, N]."""
+    require(bias is None and scale is None, _BATCH_MATMUL, "bias and scale are not supported")
+    require(batch_split_factor in {None, 1}, _BATCH_MATMUL, "batch_split_factor must be 1")
+    require(list(perm_x2 or (0, 1, 2)) == [0, 1, 2], _BATCH_MATMUL, "perm_x2 must be [0, 1, 2]")
+    require(list(perm_y or _SWAP) == _SWAP, _BATCH_MATMUL, "perm_y must be [1, 0, 2]")
+    by_head = input.transpose(0, 1) if list(perm_x1 or (0, 1, 2)) == _SWAP else input
+    require(by_head.shape[0] == weight.shape[0], _BATCH_MATMUL, "input and weight differ in heads")
+    heads, tokens, _ = by_head.shape
+    output = torch.empty((tokens, heads, weight.shape[2]), dtype=input.dtype)
+    torch.bmm(by_head, weight, out=output.transpose(0, 1))
+    return output
+
+
+def _check_attention(
+    query: Tensor, key: Tensor, query_rope: Tensor, key_rope: Tensor, sparse_indices: Tensor
+) -> None:
+    require(query.dim() == 3, _ATTENTION, "query must be [T, H, C]")
+    require(key.dim() == 4 and key.shape[2] == 1, _ATTENTION, "key must be [B, 128, 1, C]")
+    require(query.shape[-1] == key.shape[-1], _ATTENTION, "query and key differ in latent size")
+    require(query_rope.shape[:2] == query.shape[:2], _ATTENTION, "query_rope must be [T, H, 64]")
+    require(key_rope.shape[:3] == key.shape[:3], _ATTENTION, "key_rope differs from key in blocks")
+    rows = (query.shape[0], 1)
+    require(sparse_indices.shape[:2] == rows, _ATTENTION, "sparse_indices must be [T, 1, K]")
+    require(sparse_indices.dtype == torch.int32, _ATTENTION, "sparse_indices must be int32")
+    require_contiguous(_ATTENTION, query, key, query_rope, key_rope, sparse_indices)
+    require_same_float(_ATTENTION, query, key, query_rope, key_rope)
+
+
+def _check_modes(
+    layout_query: str,
+    layout_kv: str,
+    sparse_mode: int,
+    attention_mode: int,
+    sparse_block_size: int,
+    unused: dict[str, object],
+) -> None:
+    require(layout_query == "TND", _ATTENTION, f"layout_query {layout_query!r} must be 'TND'")
+    require(layout_kv == "PA_BSND", _ATTENTION, f"layout_kv {layout_kv!r} must be 'PA_BSND'")
+    require(sparse_mode in {0, _CAUSAL}, _ATTENTION, f"sparse_mode {sparse_mode} must be 0 or 3")
+    require(attention_mode == _MLA_ABSORB, _ATTENTION, "attention_mode must be 2")
+    require(sparse_block_size == 1, _ATTENTION, "sparse_block_size must be 1")
+    require(not unused.get("return_softmax_lse"), _ATTENTION, "no LSE with a paged cache")
+    require(unused.get("sinks") is None, _ATTENTION, "sinks are not supported")
+
+
+def kernels(native: Native | None) -> dict[str, Callable[..., object]]:
+    """Kernels of this family."""
+    attend: Callable[..., object] = sparse_flash_attention
+    if native is not None:
+        attend = functools.partial(_native_attention, native)
+    return {_ATTENTION: attend, _BATCH_MATMUL: transpose_batchmatmul}

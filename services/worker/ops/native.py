@@ -1,0 +1,74 @@
+"""The compiled CPU kernels, loaded through ctypes.
+
+`services.worker.ops.build` compiles the C sources once per instruction set; `load` takes the best
+build this CPU can run. Tensors cross as raw pointers, so every check belongs to the caller.
+"""
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from services.worker.ops.variants import VARIANTS, cpu_flags, library_path
+
+SIGNATURES: Mapping[str, str] = MappingProxyType(
+    {
+        "rms_norm": "iiifpppp",
+        "add_rms_norm": "iifpppppp",
+        "interleave_rope": "iiiipppp",
+        "kv_rmsnorm_rope_cache": "iiiifpppppppp",
+        "scatter_rows": "iiiippp",
+        "lightning_indexer": "iiiiiiiippppppp",
+        "sparse_attention": "iiiiiiifppppppppp",
+        "gating_top_k": "iiiiiffpppp",
+        "init_routing": "iiiiippppp",
+        "grouped_matmul": "iiiiipppp",
+        "swiglu": "iipp",
+        "token_unpermute": "iiipppp",
+    }
+)
+"""Arguments of each C function: i int64, f double, p pointer."""
+
+_TYPES = {"i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+class Native:
+    """The functions of one compiled library, by name and element type."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.path = path
+        self._functions = {}
+        for name, signature in SIGNATURES.items():
+            for dtype, suffix in _SUFFIXES.items():
+                function = getattr(library, f"glm_{name}_{suffix}")
+                function.argtypes = [_TYPES[kind] for kind in signature]
+                function.restype = ctypes.c_int
+                self._functions[name, dtype] = function
+
+    def call(self, name: str, dtype: torch.dtype, *arguments: Tensor | float) -> None:
+        """Run one kernel; every tensor must outlive the call, which the argument list ensures."""
+        status = self._functions[name, dtype](
+            *[
+                argument.data_ptr() if isinstance(argument, Tensor) else argument
+                for argument in arguments
+            ]
+        )
+        if status:
+            raise MemoryError(f"kernel {name} could not get its work space")
+
+
+@functools.cache
+def load() -> Native | None:
+    """The best compiled library for this CPU, or None where none was built."""
+    flags = cpu_flags()
+    for variant in VARIANTS:
+        path = library_path(variant)
+        if variant.flags <= flags and path.exists():
+            return Native(path)
+    return None

@@ -1,0 +1,81 @@
+"""Registers our kernels for the CPU (and shape functions for meta tensors) with the dispatcher.
+
+Registration is a call, never an import effect, and may be repeated. Where torch_npu is loaded its
+schemas stand and only the CPU kernels are added; an operator it lacks is refused by name.
+"""
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+
+from services.worker.ops import attention, cache, indexer, meta, moe, native, norm, rope
+from services.worker.ops.schemas import SCHEMAS, TORCH_NPU_VERSION
+from shared.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
+_NAMESPACE = "npu"
+_FAMILIES = (attention, cache, indexer, moe, norm, rope)
+
+Kernel = Callable[..., object]
+
+
+def register() -> None:
+    """Make every operator of `SCHEMAS` callable on CPU and meta tensors; safe to repeat."""
+    _register_once()
+
+
+@functools.cache
+def _register_once() -> tuple[torch.library.Library, ...]:
+    # The libraries live in the cache: the dispatcher drops a kernel with the object that added it.
+    is_provided = "torch_npu" in sys.modules
+    libraries = []
+    if is_provided:
+        check_provided(SCHEMAS, has_operator)
+    else:
+        definitions = torch.library.Library(_NAMESPACE, "FRAGMENT")
+        for name, schema in SCHEMAS.items():
+            if not has_operator(name):
+                definitions.define(schema)
+        libraries.append(definitions)
+        libraries.append(_implement(meta.kernels(), "Meta"))
+    library = native.load()
+    if library is None:
+        _LOG.warning(
+            "no compiled CPU kernels (run `python -m services.worker.ops.build`): "
+            "serving with the slow torch versions"
+        )
+    libraries.append(_implement(cpu_kernels(library), "CPU"))
+    return tuple(libraries)
+
+
+def cpu_kernels(library: native.Native | None) -> dict[str, Kernel]:
+    """CPU kernel of each operator: the compiled one, or the torch version without a library."""
+    kernels: dict[str, Kernel] = {}
+    for family in _FAMILIES:
+        kernels.update(family.kernels(library))
+    return kernels
+
+
+def has_operator(name: str) -> bool:
+    """Whether the dispatcher knows `npu::name`."""
+    return bool(torch._C._jit_get_schemas_for_operator(f"{_NAMESPACE}::{name}"))
+
+
+def check_provided(schemas: Mapping[str, str], is_known: Callable[[str], bool]) -> None:
+    """Refuse a torch_npu that lacks an operator, naming it."""
+    missing = [name for name in schemas if not is_known(name)]
+    if missing:
+        raise ConfigError(
+            f"the installed torch_npu lacks {', '.join(missing)}; "
+            f"version {TORCH_NPU_VERSION} provides them"
+        )
+
+
+def _implement(kernels: Mapping[str, Kernel], key: str) -> torch.library.Library:
+    library = torch.library.Library(_NAMESPACE, "IMPL")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, key)
+    return library
