@@ -1,0 +1,124 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shared import health
+from shared.health import HealthThread, probe
+from shared.rpc import open_channel
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/h"
+
+
+@pytest.fixture
+async def thread(address: str) -> AsyncIterator[HealthThread]:
+    thread = HealthThread(address=address, service="scheduler", stall_after_s=0.4)
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+async def test_not_serving_until_told_otherwise(thread: HealthThread, address: str) -> None:
+    assert await probe(address) == "NOT_SERVING"
+    assert thread.reason == "starting"
+    thread.set_status(True)
+    assert await probe(address) == "SERVING"
+    assert await probe(address, service="scheduler") == "SERVING"
+    assert await probe(address, service="other") == "SERVICE_UNKNOWN"
+    assert thread.reason == ""
+    thread.set_status(False, "worker lost")
+    assert await probe(address) == "NOT_SERVING"
+    assert thread.reason == "worker lost"
+
+
+async def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    assert await probe(f"unix:{tmp_path}/nobody") == "UNREACHABLE"
+
+
+async def test_watch_stays_open_and_tells_each_change(thread: HealthThread, address: str) -> None:
+    async with open_channel(address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        try:
+            seen = [(await call.read()).status]
+            for is_serving in (True, False, True):
+                thread.set_status(is_serving, "" if is_serving else "why")
+                answer = await asyncio.wait_for(call.read(), 2)
+                seen.append(answer.status)
+        finally:
+            call.cancel()
+    assert seen == [NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+
+
+async def test_more_watchers_than_threads_do_not_starve_check(
+    thread: HealthThread, address: str
+) -> None:
+    async with open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(8)]
+        try:
+            for call in calls:
+                assert (await asyncio.wait_for(call.read(), 2)).status == NOT_SERVING
+            assert await probe(address) == "NOT_SERVING"
+        finally:
+            for call in calls:
+                call.cancel()
+
+
+async def test_a_blocked_loop_cannot_hide(
+    thread: HealthThread, address: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    thread.set_status(True)
+    ticking = asyncio.create_task(thread.keep_ticking())
+    changes = health.watch(address)
+    assert await asyncio.wait_for(anext(changes), 2) == "SERVING"
+    time.sleep(1.0)  # noqa: ASYNC251  # the loop is blocked on purpose
+    seen = [await asyncio.wait_for(anext(changes), 2) for _ in range(2)]
+    assert seen == ["NOT_SERVING", "SERVING"]
+    assert "test_a_blocked_loop_cannot_hide" in capfd.readouterr().err
+    ticking.cancel()
+    await changes.aclose()
+
+
+async def test_the_watchdog_waits_for_the_first_tick(thread: HealthThread, address: str) -> None:
+    thread.set_status(True)
+    await asyncio.sleep(0.6)
+    assert await probe(address) == "SERVING"
+
+
+async def test_watching_survives_a_restart(address: str) -> None:
+    changes = health.watch(address)
+    waiting = asyncio.create_task(anext(changes))
+    await asyncio.sleep(0.1)
+    first = HealthThread(address=address, service="x")
+    first.start()
+    assert await asyncio.wait_for(waiting, 3) == "NOT_SERVING"
+    first.set_status(True)
+    assert await asyncio.wait_for(anext(changes), 3) == "SERVING"
+    await asyncio.to_thread(first.stop)
+    seen = await asyncio.wait_for(anext(changes), 3)
+    while seen != "UNREACHABLE":
+        seen = await asyncio.wait_for(anext(changes), 3)
+    second = HealthThread(address=address, service="x")
+    second.set_status(True)
+    second.start()
+    assert await asyncio.wait_for(anext(changes), 5) == "SERVING"
+    second.stop()
+    await changes.aclose()
+
+
+async def test_stopping_tells_the_watchers(thread: HealthThread, address: str) -> None:
+    thread.set_status(True)
+    changes = health.watch(address)
+    assert await asyncio.wait_for(anext(changes), 2) == "SERVING"
+    await asyncio.to_thread(thread.stop)
+    assert await asyncio.wait_for(anext(changes), 2) == "NOT_SERVING"
+    await changes.aclose()

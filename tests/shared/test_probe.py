@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from shared.health import HealthThread
+from shared.probe import main
+
+
+def test_exit_code_follows_the_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"unix:{tmp_path}/h"
+    assert main([address]) == 1
+    thread = HealthThread(address=address, service="worker")
+    thread.start()
+    assert main([address]) == 1
+    thread.set_status(True)
+    assert main([address]) == 0
+    assert main([address, "worker"]) == 0
+    thread.stop()
+    assert capsys.readouterr().out.split() == [
+        "UNREACHABLE",
+        "NOT_SERVING",
+        "SERVING",
+        "SERVING",
+    ]
+
+
+def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["nowhere"]) == 2
+    assert "usage" in capsys.readouterr().err
