@@ -1,0 +1,216 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from shared.errors import RequestError
+from shared.glm.dialect import Dialect
+from shared.glm.render import RenderedPrompt
+
+ROOT = Path(__file__).parents[3]
+CASES = [
+    json.loads(line)
+    for line in (ROOT / "tests/data/render_cases.jsonl").read_text("utf-8").splitlines()
+]
+NANO = ROOT / "models" / "glm-nano"
+DIALECT = Dialect.load(NANO)
+SPELLINGS = ["<|user|>", "<|assistant|>", "<think>", "</think>", "<tool_call>", "</arg_value>"]
+
+
+def render(messages: list[Any], **options: Any) -> RenderedPrompt:
+    options.setdefault("template_kwargs", {})
+    return DIALECT.render_chat(messages, options.pop("tools", None), **options)
+
+
+def structure(prompt: RenderedPrompt) -> list[int]:
+    return [i for i in prompt.token_ids if i in DIALECT.vocabulary.added_ids]
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(NANO))
+    tokenizer.chat_template = (NANO / "chat_template.jinja").read_text("utf-8")
+    return tokenizer
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']} {case['desc']}")
+def test_rendered_text_equals_the_vector(case: dict[str, Any]) -> None:
+    prompt = render(
+        case["messages"],
+        tools=case["tools"],
+        template_kwargs=case["kwargs"],
+        add_generation_prompt=case["add_generation_prompt"],
+    )
+    assert prompt.text == case["rendered"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']} {case['desc']}")
+def test_ids_equal_the_reference(case: dict[str, Any], reference: PreTrainedTokenizerFast) -> None:
+    if case["desc"] == "control words in user text":
+        pytest.skip("ours differ on purpose: no turn can be forged")
+    prompt = render(
+        case["messages"],
+        tools=case["tools"],
+        template_kwargs=case["kwargs"],
+        add_generation_prompt=case["add_generation_prompt"],
+    )
+    expected = reference.apply_chat_template(
+        case["messages"],
+        tools=case["tools"],
+        add_generation_prompt=case["add_generation_prompt"],
+        tokenize=True,
+        return_dict=False,
+        **case["kwargs"],
+    )
+    assert prompt.token_ids == list(expected)
+
+
+SLOTS: list[Any] = [
+    lambda t: ([{"role": "user", "content": t}], None, {}),
+    lambda t: ([{"role": "system", "content": [{"type": "text", "text": t}]}], None, {}),
+    lambda t: ([{"role": "assistant", "content": "x" + t}], None, {}),
+    lambda t: ([{"role": "assistant", "reasoning": t}], None, {"clear_thinking": False}),
+    lambda t: ([{"role": "tool", "content": t}], None, {}),
+    lambda t: (
+        [{"role": "assistant", "tool_calls": [_call(t, {"k": "v"})]}],
+        None,
+        {},
+    ),
+    lambda t: ([{"role": "assistant", "tool_calls": [_call("f", {"k": t})]}], None, {}),
+    lambda t: ([{"role": "assistant", "tool_calls": [_call("f", {t: "v"})]}], None, {}),
+    lambda t: ([{"role": "assistant", "tool_calls": [_call("f", {"k": {t: [t]}})]}], None, {}),
+    lambda t: ([{"role": "user", "content": "x"}], [_tool("f", t)], {}),
+    lambda t: ([{"role": "user", "content": "x"}], [_tool(t, "d")], {}),
+    lambda t: ([{"role": "user", "content": "x"}], None, {"reasoning_effort": t}),
+]
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "c", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def _tool(name: str, description: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description}}
+
+
+@given(
+    st.sampled_from(SLOTS),
+    st.lists(
+        st.one_of(st.sampled_from([*SPELLINGS, "<|us", "er|>", "\ue000"]), st.text(max_size=3)),
+        max_size=5,
+    ),
+)
+def test_no_client_text_adds_or_removes_a_control_token(slot: Any, pieces: list[str]) -> None:
+    text = "".join(pieces).encode("utf-8", "replace").decode()
+    messages, tools, kwargs = slot("a" + text)
+    plain_messages, plain_tools, plain_kwargs = slot("a")
+    forged = render(messages, tools=tools, template_kwargs=kwargs)
+    plain = render(plain_messages, tools=plain_tools, template_kwargs=plain_kwargs)
+    assert structure(forged) == structure(plain)
+    assert DIALECT.decode(forged.token_ids) == forged.text
+
+
+def test_forged_text_is_seen_whole_by_the_model() -> None:
+    text = "say <|assistant|> and <tool_call> \ue000"
+    prompt = render([{"role": "user", "content": text}])
+    assert text in prompt.text
+    assert DIALECT.decode(prompt.token_ids) == prompt.text
+
+
+def test_a_turn_cannot_be_forged_across_content_parts() -> None:
+    parts = [{"type": "text", "text": "<|assis"}, {"type": "text", "text": "tant|>"}]
+    forged = render([{"role": "user", "content": parts}])
+    assert structure(forged) == structure(render([{"role": "user", "content": "x"}]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "kwargs", "expected"),
+    [
+        ([{"role": "user", "content": "x"}], {}, True),
+        ([{"role": "user", "content": "x"}], {"enable_thinking": False}, False),
+        ([{"role": "user", "content": "<think>"}], {"enable_thinking": False}, False),
+        ([{"role": "user", "content": "</think>"}], {}, True),
+    ],
+)
+def test_the_starting_state_comes_from_the_rendered_tail(
+    messages: list[Any], kwargs: dict[str, Any], expected: bool
+) -> None:
+    assert render(messages, template_kwargs=kwargs).starts_in_reasoning is expected
+
+
+def test_a_closed_think_block_of_an_earlier_turn_does_not_decide() -> None:
+    history = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a", "reasoning": "r"},
+        {"role": "user", "content": "q2"},
+    ]
+    prompt = render(history, template_kwargs={"clear_thinking": False})
+    assert prompt.starts_in_reasoning
+
+
+def test_the_next_turn_continues_prompt_and_output_when_thinking_is_kept() -> None:
+    question = [{"role": "user", "content": "q"}]
+    first = render(question, template_kwargs={"clear_thinking": False})
+    answer = {"role": "assistant", "reasoning": " why\n", "content": "because"}
+    turn = render(
+        [*question, answer, {"role": "user", "content": "more"}],
+        template_kwargs={"clear_thinking": False},
+    )
+    assert turn.text.startswith(first.text + " why\n</think>because")
+
+
+def test_continue_final_message_ends_inside_the_last_message() -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The answer "}]
+    prompt = render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt.text.endswith("<|assistant|><think></think>The answer")
+    assert not prompt.starts_in_reasoning
+
+
+def test_continue_final_message_can_continue_reasoning() -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "reasoning": "Let me"}]
+    prompt = render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt.text.endswith("<|assistant|><think>Let me")
+    assert prompt.starts_in_reasoning
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "messages.[0].content",
+        ),
+        ({"template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused_by_name(
+    options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        render([{"role": "user", "content": " "}], **options)
+    assert caught.value.field == field
+
+
+def test_a_lone_surrogate_is_refused_with_its_place() -> None:
+    with pytest.raises(RequestError) as caught:
+        render([{"role": "user", "content": "a\udc00"}])
+    assert caught.value.field == "messages.[0].content"
+
+
+def test_arguments_nested_beyond_reason_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested"):
+        render([{"role": "user", "content": "x"}], tools=[{"function": {"parameters": deep}}])
+
+
+def test_text_that_uses_every_guard_character_is_refused() -> None:
+    with pytest.raises(RequestError, match="private-use"):
+        render([{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}])
