@@ -20,6 +20,7 @@ _BATCH_MATMUL = "npu_transpose_batchmatmul"
 _MLA_ABSORB = 2
 _CAUSAL = 3
 _SWAP = [1, 0, 2]
+_KEEP = [0, 1, 2]
 
 
 def sparse_flash_attention(
@@ -121,8 +122,8 @@ def _native_attention(
     output = torch.empty(query.shape, dtype=query.dtype)
     native.call(
         "sparse_attention", query.dtype, tokens, heads, actual_seq_lengths_query.shape[0],
-        block_table.stride(0), key.shape[1], sparse_indices.shape[-1], int(sparse_mode == _CAUSAL),
-        scale_value, query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
+        block_table.stride(0), key.shape[0], key.shape[1], sparse_indices.shape[-1],
+        int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
         actual_seq_lengths_kv, block_table, output,
     )  # fmt: skip
     empty = torch.empty(0, dtype=torch.float32)
@@ -140,17 +141,52 @@ def transpose_batchmatmul(
     perm_y: Sequence[int] | None = None,
     batch_split_factor: int | None = 1,
 ) -> Tensor:
-    """Per-head product: [T, H, M] (or [H, T, M] by `perm_x1`) times [H, M, N] -> [T, H, N]."""
+    """Per-head product: [H, T, M] ([T, H, M] with `perm_x1` swapped) by [H, M, N] -> [T, H, N]."""
     require(bias is None and scale is None, _BATCH_MATMUL, "bias and scale are not supported")
     require(batch_split_factor in {None, 1}, _BATCH_MATMUL, "batch_split_factor must be 1")
-    require(list(perm_x2 or (0, 1, 2)) == [0, 1, 2], _BATCH_MATMUL, "perm_x2 must be [0, 1, 2]")
-    require(list(perm_y or _SWAP) == _SWAP, _BATCH_MATMUL, "perm_y must be [1, 0, 2]")
-    by_head = input.transpose(0, 1) if list(perm_x1 or (0, 1, 2)) == _SWAP else input
-    require(by_head.shape[0] == weight.shape[0], _BATCH_MATMUL, "input and weight differ in heads")
-    heads, tokens, _ = by_head.shape
+    by_head = _by_head(input, weight, perm_x1, perm_x2, perm_y)
+    return torch.bmm(by_head, weight).transpose(0, 1).contiguous()
+
+
+def _native_batchmatmul(
+    native: Native,
+    input: Tensor,
+    weight: Tensor,
+    *,
+    perm_x1: Sequence[int] | None = None,
+    perm_x2: Sequence[int] | None = None,
+    perm_y: Sequence[int] | None = None,
+    **unused: object,
+) -> Tensor:
+    require(not any(unused.values()), _BATCH_MATMUL, f"{sorted(unused)} are not supported")
+    by_head = _by_head(input, weight, perm_x1, perm_x2, perm_y)
+    heads, tokens, inner = by_head.shape
+    if by_head.stride(2) != 1:
+        by_head = by_head.contiguous()
     output = torch.empty((tokens, heads, weight.shape[2]), dtype=input.dtype)
-    torch.bmm(by_head, weight, out=output.transpose(0, 1))
+    native.call(
+        "head_matmul", input.dtype, tokens, heads, inner, weight.shape[2],
+        by_head.stride(1), by_head.stride(0), by_head, weight, output,
+    )  # fmt: skip
     return output
+
+
+def _by_head(
+    input: Tensor,
+    weight: Tensor,
+    perm_x1: Sequence[int] | None,
+    perm_x2: Sequence[int] | None,
+    perm_y: Sequence[int] | None,
+) -> Tensor:
+    """The input as [H, T, M]."""
+    require(list(perm_x2 or _KEEP) == _KEEP, _BATCH_MATMUL, "perm_x2 must be [0, 1, 2]")
+    require(list(perm_y or _SWAP) == _SWAP, _BATCH_MATMUL, "perm_y must be [1, 0, 2]")
+    by_head = input.transpose(0, 1) if list(perm_x1 or _KEEP) == _SWAP else input
+    is_matching = by_head.shape[0] == weight.shape[0] and by_head.shape[2] == weight.shape[1]
+    require(is_matching, _BATCH_MATMUL, "input and weight differ in heads or in size")
+    require_contiguous(_BATCH_MATMUL, weight)
+    require_same_float(_BATCH_MATMUL, input, weight)
+    return by_head
 
 
 def _check_attention(
@@ -187,7 +223,9 @@ def _check_modes(
 
 def kernels(native: Native | None) -> dict[str, Callable[..., object]]:
     """Kernels of this family."""
-    attend: Callable[..., object] = sparse_flash_attention
-    if native is not None:
-        attend = functools.partial(_native_attention, native)
-    return {_ATTENTION: attend, _BATCH_MATMUL: transpose_batchmatmul}
+    if native is None:
+        return {_ATTENTION: sparse_flash_attention, _BATCH_MATMUL: transpose_batchmatmul}
+    return {
+        _ATTENTION: functools.partial(_native_attention, native),
+        _BATCH_MATMUL: functools.partial(_native_batchmatmul, native),
+    }

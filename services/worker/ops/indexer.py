@@ -98,11 +98,12 @@ def _native_lightning_indexer(
     **unused: object,
 ) -> tuple[Tensor, Tensor]:
     _check(query, key, weights, layout_query, layout_key, sparse_mode, unused)
-    tokens, heads, width = query.shape
+    tokens, heads, _ = query.shape
     positions = torch.empty((tokens, 1, sparse_count), dtype=torch.int32)
     native.call(
-        "lightning_indexer", query.dtype, tokens, heads, width, weights.stride(0),
-        actual_seq_lengths_query.shape[0], block_table.stride(0), key.shape[1], sparse_count,
+        "lightning_indexer", query.dtype, tokens, heads, weights.stride(0),
+        actual_seq_lengths_query.shape[0], block_table.stride(0), key.shape[0], key.shape[1],
+        sparse_count,
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table,
         positions,
     )  # fmt: skip

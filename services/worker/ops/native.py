@@ -20,19 +20,21 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "rms_norm": "iiifpppp",
         "add_rms_norm": "iifpppppp",
         "interleave_rope": "iiiipppp",
-        "kv_rmsnorm_rope_cache": "iiiifpppppppp",
+        "kv_rmsnorm_rope_cache": "iiiifppppppp",
         "scatter_rows": "iiiippp",
         "lightning_indexer": "iiiiiiiippppppp",
-        "sparse_attention": "iiiiiiifppppppppp",
+        "sparse_attention": "iiiiiiiifppppppppp",
         "gating_top_k": "iiiiiffpppp",
         "init_routing": "iiiiippppp",
         "grouped_matmul": "iiiiipppp",
+        "head_matmul": "iiiiiippp",
         "swiglu": "iipp",
         "token_unpermute": "iiipppp",
     }
 )
 """Arguments of each C function: i int64, f double, p pointer."""
 
+_NO_MEMORY = 1
 _TYPES = {"i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
 _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -46,6 +48,8 @@ class Native:
         self._functions = {}
         for name, signature in SIGNATURES.items():
             for dtype, suffix in _SUFFIXES.items():
+                if (name, dtype) == ("gating_top_k", torch.bfloat16):
+                    continue  # the router is float32 in every model
                 function = getattr(library, f"glm_{name}_{suffix}")
                 function.argtypes = [_TYPES[kind] for kind in signature]
                 function.restype = ctypes.c_int
@@ -59,8 +63,10 @@ class Native:
                 for argument in arguments
             ]
         )
-        if status:
+        if status == _NO_MEMORY:
             raise MemoryError(f"kernel {name} could not get its work space")
+        if status:
+            raise ValueError(f"kernel {name}: an index or a length lies outside its tensor")
 
 
 @functools.cache

@@ -1,0 +1,77 @@
+"""Compiles the C kernels: ``python -m services.worker.ops.build``.
+
+One shared library per instruction set that this machine's compiler knows; `native.load` picks the
+best one the CPU runs, so libraries may be built on one machine and used on another. They link to
+OpenMP, whose threads are torch's own: both find the library that torch loaded first.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from services.worker.ops.variants import SOURCE_DIR, VARIANTS, Variant, library_path
+
+_OPTIONS = (
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+)
+_ELEMENTS = {"bf16": ("-DELEM_BF16",), "f32": ()}
+
+
+class BuildError(Exception):
+    """No compiler, or it refused the sources."""
+
+
+def build(variant: Variant, compiler: str) -> Path:
+    """Compile one variant; the library appears whole or not at all."""
+    target = library_path(variant)
+    target.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = []
+        for name, defines in _ELEMENTS.items():
+            objects.append(str(Path(scratch) / f"{name}.o"))
+            source = str(SOURCE_DIR / "kernels.c")
+            options = (*_OPTIONS, *variant.options, *defines)
+            _run(compiler, *options, "-c", source, "-o", objects[-1])
+        library = Path(scratch) / target.name
+        _run(compiler, "-shared", "-fopenmp", *objects, "-lm", "-o", str(library))
+        library.replace(target)
+    return target
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)}\n{result.stderr}")
+
+
+def build_all() -> list[Path]:
+    """Compile every variant this machine can."""
+    compiler = shutil.which(os.environ.get("CC", "gcc"))
+    if compiler is None:
+        raise BuildError("no C compiler: install gcc, or set CC")
+    return [build(variant, compiler) for variant in VARIANTS if variant.is_buildable]
+
+
+def main() -> int:
+    """Build, and say what was built."""
+    try:
+        built = build_all()
+    except BuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.writelines(f"{path}\n" for path in built)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

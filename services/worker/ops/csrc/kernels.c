@@ -1,0 +1,6 @@
+/* All kernels of one element type as one translation unit. */
+#include "rows.c"
+#include "routing.c"
+#include "matmul.c"
+#include "indexer.c"
+#include "attention.c"
