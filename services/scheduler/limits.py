@@ -1,0 +1,99 @@
+"""What a scheduler may do: its own settings, and their minimum with a worker's capacity."""
+
+from dataclasses import dataclass
+
+from services.scheduler.plan import Capacity
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """Settings of the scheduler core; 0 for a maximum means "as the worker says".
+
+    `policy` is the order in which waiting sequences are admitted; only "fcfs" is built.
+    """
+
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 16_777_216  # 64 MiB of token ids
+    max_plans_in_flight: int = 1
+    max_timeout_s: float = 3600.0
+    policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their bounds."""
+        bounds = {
+            "max_num_seqs": 0,
+            "max_num_batched_tokens": 0,
+            "max_model_len": 0,
+            "max_queued_requests": 1,
+            "max_queued_tokens": 1,
+        }
+        for name, least in bounds.items():
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name} is {value}, at least {least} needed")
+        if self.max_plans_in_flight not in {1, 2}:
+            raise ConfigError(f"max_plans_in_flight is {self.max_plans_in_flight}, 1 or 2 needed")
+        if not self.max_timeout_s > 0:
+            raise ConfigError(f"max_timeout_s is {self.max_timeout_s}, more than 0 needed")
+        if self.policy != "fcfs":
+            raise ConfigError(f"policy is {self.policy!r}, only 'fcfs' is built")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one epoch.
+
+    `max_model_len` is what settings and worker allow; `max_sequence_len` also fits the block pool,
+    so a sequence alone can always run to its end.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_sequence_len: int
+    block_size: int
+    num_blocks: int
+    num_rows: int
+    vocab_size: int
+    is_replay: bool
+    max_plans_in_flight: int
+
+    @classmethod
+    def of(cls, config: CoreConfig, capacity: Capacity) -> "Limits":
+        """The minimum of what both sides allow."""
+        max_model_len = _least(config.max_model_len, capacity.max_model_len)
+        max_num_batched_tokens = _least(
+            config.max_num_batched_tokens, capacity.max_num_batched_tokens
+        )
+        # A decoding sequence takes one token of a step, and a freed row comes back one plan later,
+        # so half of the rows can be in use.
+        max_num_seqs = min(
+            _least(config.max_num_seqs, capacity.max_num_seqs),
+            max_num_batched_tokens,
+            max(1, capacity.num_rows // 2),
+        )
+        num_usable_tokens = (capacity.num_blocks - 1) * capacity.block_size_tokens
+        return cls(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_sequence_len=min(max_model_len, num_usable_tokens),
+            block_size=capacity.block_size_tokens,
+            num_blocks=capacity.num_blocks,
+            num_rows=capacity.num_rows,
+            vocab_size=capacity.vocab_size,
+            is_replay=capacity.is_replay,
+            max_plans_in_flight=config.max_plans_in_flight,
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+def _least(own: int, worker: int) -> int:
+    return min(own, worker) if own else worker

@@ -1,0 +1,185 @@
+"""A worker's result, held against its plan and handed to the sequences that the plan recorded.
+
+The loop over the rows has a short lane for the usual row (a running sequence without extras, one
+token, no end) and one function for everything else. It never asks who owns a row by now.
+"""
+
+from array import array
+from itertools import islice
+from typing import Protocol
+
+from services.scheduler.plan import FinishCode, StepPlan, StepResult, WorkerContractError
+from services.scheduler.sequence import Sequence, SequenceState
+from shared.errors import RequestError
+from shared.sampling import TokenLogprobs
+
+
+class BatchOwner(Protocol):
+    """What the results mean for the owner of the sequences; it removes them from the batch."""
+
+    def sequence_finished(self, sequence: Sequence, code: FinishCode, now: float) -> None:
+        """The worker ended the sequence."""
+
+    def sequence_failed(self, sequence: Sequence, error: RequestError, now: float) -> None:
+        """The worker could not compute the sequence."""
+
+    def outlet_filled(self, sequence: Sequence) -> None:
+        """The columns of the sequence's outlet hold tokens."""
+
+
+class PlanRecord:
+    """A plan in flight, and whom it names."""
+
+    __slots__ = ("partial", "plan", "sequences")
+
+    def __init__(
+        self, plan: StepPlan, sequences: list[Sequence], partial: frozenset[Sequence]
+    ) -> None:
+        """`partial` are the sequences of which the plan orders a chunk that is not the last."""
+        self.plan = plan
+        self.sequences = sequences
+        self.partial = partial
+
+
+def match(record: PlanRecord, result: StepResult) -> None:
+    """Raise unless the result answers the plan and its columns fit together."""
+    plan = record.plan
+    if result.step != plan.step:
+        raise WorkerContractError(f"result of step {result.step}, step {plan.step} expected")
+    if result.rows != plan.rows:
+        raise WorkerContractError(f"step {plan.step}: the result names other rows than the plan")
+    if result.num_computed_tokens != plan.num_computed_tokens:
+        pairs = zip(plan.rows, plan.num_computed_tokens, result.num_computed_tokens, strict=False)
+        row, planned, echoed = next((p for p in pairs if p[1] != p[2]), (-1, -1, -1))
+        raise WorkerContractError(
+            f"step {plan.step}: row {row} echoes {echoed} computed tokens, planned were {planned}"
+        )
+    counts, codes = result.num_sampled_tokens, result.finish_codes
+    if len(counts) != len(plan.rows) or len(codes) != len(plan.rows):
+        raise WorkerContractError(f"step {plan.step}: columns of unequal length")
+    if sum(counts) != len(result.token_ids):
+        raise WorkerContractError(
+            f"step {plan.step}: {len(result.token_ids)} token ids, {sum(counts)} counted"
+        )
+    if max(codes, default=0) > max(FinishCode):
+        raise WorkerContractError(f"step {plan.step}: unknown finish code {max(codes)}")
+
+
+def deliver(
+    record: PlanRecord, result: StepResult, owner: BatchOwner, now: float, *, is_replay: bool
+) -> int:
+    """Append the tokens of a matching result to sequences and outlets, report ends.
+
+    Returns how many tokens were delivered.
+    """
+    slow = _SlowLane(record, result, owner, now, is_replay=is_replay)
+    token_ids = result.token_ids
+    has_failures = bool(result.row_failures)
+    start = 0
+    outlet = None
+    for index, (sequence, count, code) in enumerate(
+        zip(record.sequences, result.num_sampled_tokens, result.finish_codes, strict=True)
+    ):
+        if count != 1 or code or not sequence.is_plain or has_failures:
+            slow.take(index, sequence, token_ids[start : start + count])
+        else:
+            if sequence.outlet is not outlet:
+                outlet = sequence.outlet
+                owner.outlet_filled(sequence)
+                add_stream, add_previous, add_count, add_token = outlet.appenders()
+            output = sequence.output_token_ids
+            token = token_ids[start]
+            add_stream(sequence.stream_id)
+            add_previous(len(output))
+            add_count(1)
+            add_token(token)
+            output.append(token)
+        start += count
+    slow.check_all_logprobs_used()
+    return len(token_ids) - slow.num_dropped
+
+
+class _SlowLane:
+    """Rows with anything unusual: first tokens, ends, chunks, logprobs, runs, failures."""
+
+    __slots__ = ("_is_replay", "_logprobs", "_now", "_owner", "_record", "_result", "num_dropped")
+
+    def __init__(
+        self,
+        record: PlanRecord,
+        result: StepResult,
+        owner: BatchOwner,
+        now: float,
+        *,
+        is_replay: bool,
+    ) -> None:
+        """Nothing of the result is used yet."""
+        self._record = record
+        self._result = result
+        self._owner = owner
+        self._now = now
+        self._is_replay = is_replay
+        self._logprobs = iter(result.logprobs)
+        # Tokens of sequences that had left.
+        self.num_dropped = 0
+
+    def take(self, index: int, sequence: Sequence, token_ids: "array[int]") -> None:
+        """Tokens and end of one row."""
+        logprobs: list[TokenLogprobs] = []
+        if sequence.wants_logprobs:
+            logprobs = list(islice(self._logprobs, len(token_ids)))
+            if len(logprobs) != len(token_ids):
+                raise WorkerContractError(f"step {self._result.step}: too few logprobs")
+        if sequence.state is SequenceState.ENDED:
+            self.num_dropped += len(token_ids)
+            return  # it left while this plan was in flight
+        failure = self._result.row_failures.get(self._result.rows[index])
+        if failure is not None:
+            self._owner.sequence_failed(sequence, failure, self._now)
+            return
+        code = self._result.finish_codes[index]
+        if sequence in self._record.partial:
+            if token_ids or code:
+                raise self._broken(index, "sampled before the end of its known tokens")
+            return
+        self._check_count(index, sequence, len(token_ids))
+        self._append(sequence, token_ids, logprobs)
+        if code:
+            self._owner.sequence_finished(sequence, FinishCode(code), self._now)
+        elif sequence.num_tokens >= sequence.total_limit:
+            raise self._broken(index, f"has its {sequence.total_limit} tokens and was not ended")
+
+    def check_all_logprobs_used(self) -> None:
+        """Raise when the result brings more logprobs than its rows asked for."""
+        if next(self._logprobs, None) is not None:
+            raise WorkerContractError(f"step {self._result.step}: too many logprobs")
+
+    def _check_count(self, index: int, sequence: Sequence, count: int) -> None:
+        if not count:
+            raise self._broken(index, "brings no token")
+        if count > 1 and not self._is_replay:
+            raise self._broken(index, f"brings {count} tokens where one was ordered")
+        if sequence.num_tokens + count > sequence.total_limit:
+            raise self._broken(index, f"goes past its {sequence.total_limit} tokens")
+
+    def _append(
+        self, sequence: Sequence, token_ids: "array[int]", logprobs: list[TokenLogprobs]
+    ) -> None:
+        columns = sequence.outlet.columns
+        columns.stream_ids.append(sequence.stream_id)
+        columns.num_previous_tokens.append(len(sequence.output_token_ids))
+        columns.num_tokens.append(len(token_ids))
+        columns.token_ids.extend(token_ids)
+        columns.logprobs += logprobs
+        self._owner.outlet_filled(sequence)
+        sequence.output_token_ids.extend(token_ids)
+        if sequence.first_token_at is None:
+            sequence.first_token_at = self._now
+        if sequence.state is SequenceState.RUNNING:
+            sequence.is_plain = not sequence.wants_logprobs
+            # Tokens after the first of a run are drafts that were kept: their KV is in the cache.
+            sequence.num_planned_tokens += len(token_ids) - 1
+
+    def _broken(self, index: int, what: str) -> WorkerContractError:
+        result = self._result
+        return WorkerContractError(f"step {result.step}: row {result.rows[index]} {what}")

@@ -1,0 +1,166 @@
+"""One stream of token ids being extended, and the request that it belongs to.
+
+A sequence is only counted here; the rules that move the counts live in `batch.py` and `core.py`.
+Law of the counts: `num_planned_tokens` positions have been ordered from the worker (results of
+plans in flight included); positions below `plan_limit` may be ordered without a further thought.
+"""
+
+import enum
+from array import array
+from collections.abc import Callable
+
+from services.scheduler.messages import SequenceSubmit, Submission, Timeline
+from services.scheduler.outlet import Outlet
+from shared.sampling import SamplingSpec, SequenceStats
+
+
+class SequenceState(enum.IntEnum):
+    """Where a sequence is; a preempted one is waiting again."""
+
+    WAITING = 0
+    RUNNING = 1
+    ENDED = 2
+
+
+class Request:
+    """The sequences that were submitted together, as long as one of them lives."""
+
+    __slots__ = ("live", "request_id", "traceparent")
+
+    def __init__(self, submission: Submission) -> None:
+        """Start without sequences."""
+        self.request_id = submission.request_id
+        self.traceparent = submission.traceparent
+        self.live: list[Sequence] = []
+
+
+class Sequence:
+    """Tokens, counts and resources of one sequence; written by `core.py` and `batch.py` only.
+
+    Args:
+        request: Its request.
+        outlet: Where its tokens go.
+        submit: What was asked for.
+        sampling: Resolved, with the seed of this sequence and `max_tokens` cut to the context.
+        arrived_at: Time of the submit, seconds.
+    """
+
+    __slots__ = (
+        "admission",
+        "arrived_at",
+        "blocks",
+        "first_token_at",
+        "is_growable",
+        "is_plain",
+        "last_step",
+        "num_cached_tokens",
+        "num_losses",
+        "num_planned_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_steps",
+        "outlet",
+        "output_token_ids",
+        "plan_limit",
+        "planned_at",
+        "prompt_token_ids",
+        "replay",
+        "request",
+        "row",
+        "sampling",
+        "state",
+        "stream_id",
+        "total_limit",
+        "wants_logprobs",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        outlet: Outlet,
+        submit: SequenceSubmit,
+        sampling: SamplingSpec,
+        arrived_at: float,
+    ) -> None:
+        """A waiting sequence that holds nothing."""
+        self.request = request
+        self.outlet = outlet
+        self.stream_id = submit.stream_id
+        self.prompt_token_ids = submit.prompt_token_ids
+        self.output_token_ids = array("I", submit.output_token_ids)
+        self.num_prompt_tokens = len(submit.prompt_token_ids)
+        self.sampling = sampling
+        self.replay = submit.replay
+        self.wants_logprobs = sampling.num_logprobs is not None
+        self.arrived_at = arrived_at
+        self.planned_at: float | None = None
+        self.first_token_at: float | None = None
+        self.state = SequenceState.WAITING
+        # Most tokens that the sequence can have; the worker ends it there.
+        self.total_limit = self.num_prompt_tokens + sampling.max_tokens
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_losses = 0
+        self.num_steps = 0
+        self.admission = 0
+        self.row = -1
+        self.blocks: list[int] = []
+        self.num_planned_tokens = 0
+        self.plan_limit = 0
+        self.last_step = 0
+        # Whether it may need a further block some day.
+        self.is_growable = False
+        # Running and without extras: one new token is all that a result can bring.
+        self.is_plain = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Confirmed tokens, prompt and output."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def leave(self, state: SequenceState) -> None:
+        """Stop running; the caller has taken row and blocks."""
+        self.state = state
+        self.row = -1
+        self.plan_limit = 0
+        self.is_plain = False
+        self.is_growable = False
+
+    def stats(self, now: float, num_output_tokens: int) -> SequenceStats:
+        """Counts and times at the end of the sequence."""
+        planned_at = now if self.planned_at is None else self.planned_at
+        first_token_at = now if self.first_token_at is None else self.first_token_at
+        return SequenceStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=num_output_tokens,
+            queue_us=_microseconds(planned_at - self.arrived_at),
+            prefill_us=_microseconds(first_token_at - planned_at),
+            decode_us=_microseconds(now - first_token_at),
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+        )
+
+    def timeline(self, now: float) -> Timeline:
+        """Stations of the sequence, for traces."""
+        return Timeline(
+            request_id=self.request.request_id,
+            traceparent=self.request.traceparent,
+            arrived_at=self.arrived_at,
+            planned_at=self.planned_at,
+            first_token_at=self.first_token_at,
+            ended_at=now,
+        )
+
+
+# Finds the blocks that already hold the start of a sequence: the seam of the prefix cache.
+FindCachedBlocks = Callable[[Sequence], list[int]]
+
+
+def find_nothing(_sequence: Sequence) -> list[int]:
+    """Without a prefix cache no block is shared."""
+    return []
+
+
+def _microseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
