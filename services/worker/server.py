@@ -1,0 +1,326 @@
+"""The gRPC door of the worker: messages in, plans to the runner, results out.
+
+One `RunSteps` stream is one epoch. The event loop reads, checks order and window, and writes; the
+runner's thread works. Whatever ends the stream ends the epoch and frees every row.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from protos.glm.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from services.worker.orders import EndEpoch, Epoch, LocalOrders, RunPlan, StartEpoch
+from services.worker.plan import (
+    Capacity,
+    ContractError,
+    Ids,
+    Ints,
+    LogprobColumns,
+    NewSequence,
+    StepPlan,
+    StepResult,
+)
+from services.worker.prefill_spans import PrefillSpans
+from services.worker.runner import Runner
+from shared.admin import software_version
+from shared.errors import FailureReason, RequestError
+from shared.log import get_logger
+from shared.sampling import SamplingSpec
+from shared.wire import (
+    check_columns,
+    failure_to_proto,
+    replay_from_proto,
+    sampling_from_proto,
+    unpack_ids,
+)
+
+_log = get_logger(__name__)
+
+_MAX_PLANS_IN_FLIGHT = 2
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class _SupersededError(Exception):
+    """Another scheduler opened a higher epoch."""
+
+
+class _Session:
+    """One open epoch on the event loop's side."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self.loop = asyncio.get_running_loop()
+        # Bounded by the window: the reader refuses a plan beyond it.
+        self.results: asyncio.Queue[StepResult | None] = asyncio.Queue()
+        self.superseded = asyncio.Event()
+        self.last_step = 0
+        self.num_in_flight = 0
+        self.is_half_closed = False
+
+    def answer(self, result: StepResult) -> None:
+        """Take a result from the runner's thread."""
+        self.loop.call_soon_threadsafe(self.results.put_nowait, result)
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves `WorkerService`; at most one epoch stands."""
+
+    def __init__(self, runner: Runner, orders: LocalOrders, spans: PrefillSpans) -> None:
+        self._runner = runner
+        self._orders = orders
+        self._spans = spans
+        self._session: _Session | None = None
+        self._highest_epoch = 0
+        self._is_draining = False
+        self._version = software_version()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new epochs are refused."""
+        return self._is_draining
+
+    def drain(self) -> None:
+        """Refuse new epochs; the present one goes on."""
+        self._is_draining = True
+
+    async def GetCapacity(
+        self, request: worker_pb2.GetCapacityRequest, context: Context
+    ) -> worker_pb2.GetCapacityResponse:
+        """Tell limits and the highest epoch seen."""
+        capacity = await self._capacity(context)
+        return worker_pb2.GetCapacityResponse(capacity=capacity, epoch=self._highest_epoch)
+
+    async def RunSteps(self, request_iterator: object, context: Context) -> None:
+        """Run one epoch until its scheduler goes, breaks the contract or is replaced."""
+        capacity = await self._capacity(context)
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        if first.WhichOneof("message") != "open":
+            raise ContractError("the first message must open an epoch")
+        session = await self._open(first.open, context)
+        try:
+            opened = worker_pb2.EpochOpened(epoch=session.epoch.number, capacity=capacity)
+            await context.write(worker_pb2.RunStepsResponse(opened=opened))
+            await self._run_session(session, context)
+        except _SupersededError:
+            await context.abort(grpc.StatusCode.ABORTED, "a higher epoch was opened")
+        finally:
+            self._close(session)
+
+    async def _capacity(self, context: Context) -> worker_pb2.WorkerCapacity:
+        ready = self._runner.ready
+        if not ready.done() or ready.exception() is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is loading")
+        return capacity_to_proto(ready.result(), self._version)
+
+    async def _open(self, request: worker_pb2.OpenEpoch, context: Context) -> _Session:
+        window = request.max_plans_in_flight
+        if not 1 <= window <= _MAX_PLANS_IN_FLIGHT:
+            raise ContractError(f"max_plans_in_flight {window} is not 1 or 2")
+        if request.epoch <= self._highest_epoch:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {request.epoch} is not above {self._highest_epoch}",
+            )
+        if self._is_draining:
+            raise RequestError(FailureReason.DRAINING, "the worker is draining")
+        if self._session is not None:
+            self._session.epoch.is_over = True
+            self._session.superseded.set()
+        self._highest_epoch = request.epoch
+        session = _Session(Epoch(request.epoch, window))
+        self._session = session
+        self._spans.clear()
+        opened: asyncio.Future[None] = session.loop.create_future()
+
+        def tell() -> None:
+            session.loop.call_soon_threadsafe(_set_done, opened)
+
+        try:
+            self._orders.put(StartEpoch(epoch=session.epoch, opened=tell))
+            await opened
+        except asyncio.CancelledError:
+            self._close(session)
+            raise
+        _log.info(
+            "epoch opened",
+            extra={"epoch": request.epoch, "scheduler_id": request.scheduler_id, "window": window},
+        )
+        return session
+
+    def _close(self, session: _Session) -> None:
+        session.epoch.is_over = True
+        self._orders.put(EndEpoch(epoch=session.epoch))
+        if self._session is session:
+            self._session = None
+            self._spans.clear()
+        _log.info("epoch ended", extra={"epoch": session.epoch.number, "step": session.last_step})
+
+    async def _run_session(self, session: _Session, context: Context) -> None:
+        """Read and write until the scheduler is done; raises whatever else ends the epoch."""
+        writer = asyncio.ensure_future(self._write_results(session, context))
+        watcher = asyncio.ensure_future(session.superseded.wait())
+        reader = asyncio.ensure_future(self._read_plans(session, context))
+        tasks = {reader, writer, watcher}
+        waiting = set(tasks)
+        try:
+            while not writer.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                if watcher.done():
+                    raise _SupersededError
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_plans(self, session: _Session, context: Context) -> None:
+        """Give plans to the runner until the scheduler closes its side."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            if message.WhichOneof("message") != "plan":
+                raise ContractError("only plans may follow the opening of an epoch")
+            plan = plan_from_proto(message.plan)
+            if plan.step != session.last_step + 1:
+                raise ContractError(f"step {plan.step} follows step {session.last_step}")
+            if session.num_in_flight >= session.epoch.max_plans_in_flight:
+                raise ContractError(f"step {plan.step} exceeds the plans in flight")
+            session.last_step = plan.step
+            session.num_in_flight += 1
+            self._spans.see_plan(plan)
+            self._orders.put(RunPlan(epoch=session.epoch, plan=plan, answer=session.answer))
+        session.is_half_closed = True
+        if not session.num_in_flight:
+            session.results.put_nowait(None)
+
+    async def _write_results(self, session: _Session, context: Context) -> None:
+        """Send results as they come until none can follow; a failed step raises its error."""
+        while (result := await session.results.get()) is not None:
+            self._spans.see_result(result)
+            message = worker_pb2.RunStepsResponse(result=result_to_proto(result))
+            # Before the write: the next plan may be here while the write is still returning.
+            session.num_in_flight -= 1
+            await context.write(message)
+            if result.failure is not None:
+                raise result.failure
+            if session.is_half_closed and not session.num_in_flight:
+                return
+
+
+def _set_done(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def capacity_to_proto(capacity: Capacity, software: str) -> worker_pb2.WorkerCapacity:
+    """Limits as their message."""
+    return worker_pb2.WorkerCapacity(
+        num_blocks=capacity.num_blocks,
+        block_size_tokens=capacity.block_size,
+        num_rows=capacity.num_rows,
+        max_num_seqs=capacity.max_num_seqs,
+        max_num_batched_tokens=capacity.max_num_batched_tokens,
+        max_model_len=capacity.max_model_len,
+        vocab_size=capacity.vocab_size,
+        model_digest=capacity.model_digest,
+        is_replay=capacity.is_replay,
+        version=software,
+        block_size_bytes=capacity.block_size_bytes,
+    )
+
+
+def plan_from_proto(message: worker_pb2.StepPlan) -> StepPlan:
+    """A message as a plan; ContractError if its columns do not fit together."""
+    try:
+        check_columns(
+            len(message.rows),
+            num_scheduled_tokens=message.num_scheduled_tokens,
+            num_computed_tokens=message.num_computed_tokens,
+            num_new_blocks=message.num_new_blocks,
+        )
+        return StepPlan(
+            step=message.step,
+            rows=_ints(message.rows),
+            num_scheduled_tokens=_ints(message.num_scheduled_tokens),
+            num_computed_tokens=_ints(message.num_computed_tokens),
+            num_new_blocks=_ints(message.num_new_blocks),
+            new_blocks=_ids(message.new_blocks, "new_blocks"),
+            new_sequences=tuple(map(_sequence_from_proto, message.new_sequences)),
+            freed_rows=tuple(message.freed_rows),
+        )
+    except RequestError as error:
+        raise ContractError(error.message) from None
+
+
+def _sequence_from_proto(message: worker_pb2.NewSequence) -> NewSequence:
+    error: RequestError | None = None
+    sampling = SamplingSpec()
+    replay = None
+    prompt = output = np.empty(0, np.uint32)
+    try:
+        sampling = sampling_from_proto(message.sampling)
+        prompt = _ids(message.prompt_token_ids, "prompt_token_ids")
+        output = _ids(message.output_token_ids, "output_token_ids")
+        replay = replay_from_proto(message.replay) if message.HasField("replay") else None
+    except RequestError as caught:
+        error = caught
+    return NewSequence(
+        row=message.row,
+        request_id=message.request_id,
+        prompt_token_ids=prompt,
+        output_token_ids=output,
+        num_computed_tokens=message.num_computed_tokens,
+        sampling=sampling,
+        replay=replay,
+        traceparent=message.traceparent,
+        error=error,
+    )
+
+
+def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
+    """A result as its message."""
+    timings = result.timings
+    return worker_pb2.StepResult(
+        step=result.step,
+        rows=result.rows.tolist(),
+        num_computed_tokens=result.num_computed_tokens.tolist(),
+        num_sampled_tokens=result.num_sampled_tokens.tolist(),
+        sampled_token_ids=result.sampled_token_ids.astype("<u4").tobytes(),
+        finish_codes=result.finish_codes.tolist(),
+        logprobs=None if result.logprobs is None else _logprobs_to_proto(result.logprobs),
+        row_failures=[
+            worker_pb2.RowFailure(row=entry.row, failure=failure_to_proto(entry.error))
+            for entry in result.row_failures
+        ],
+        failure=None if result.failure is None else failure_to_proto(result.failure),
+        timings=worker_pb2.StepTimings(
+            wait_us=timings.wait_us,
+            prepare_us=timings.prepare_us,
+            forward_us=timings.forward_us,
+            sample_us=timings.sample_us,
+        ),
+    )
+
+
+def _logprobs_to_proto(columns: LogprobColumns) -> common_pb2.LogprobColumns:
+    return common_pb2.LogprobColumns(
+        sampled_logprobs=columns.sampled_logprobs.astype("<f4").tobytes(),
+        sampled_ranks=columns.sampled_ranks.astype("<u4").tobytes(),
+        num_top_logprobs=columns.num_top_logprobs.tolist(),
+        top_token_ids=columns.top_token_ids.astype("<u4").tobytes(),
+        top_logprobs=columns.top_logprobs.astype("<f4").tobytes(),
+    )
+
+
+def _ints(column: Sequence[int]) -> Ints:
+    return np.fromiter(column, np.int64, len(column))
+
+
+def _ids(data: bytes, field: str) -> Ids:
+    return np.frombuffer(unpack_ids(data, field), np.uint32)

@@ -1,0 +1,60 @@
+"""Settings of a worker process."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from shared.config import ServiceSettings
+
+MIB = 1 << 20
+
+
+class WorkerSettings(ServiceSettings):
+    """Flags of `glm-mesh worker`; names and meanings are vLLM's where vLLM has them."""
+
+    service: ClassVar[str] = "worker"
+
+    worker_mode: Literal["model", "replay"] = Field(
+        default="model", description="replay: no model, sequences bring their own output."
+    )
+    model: Path | None = Field(
+        default=None, description="Checkpoint directory; a replay worker takes only sizes from it."
+    )
+    device: Literal["cpu", "npu"] = Field(default="cpu", description="Where the model runs.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description="Type of weights and caches; auto is the checkpoint's own."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="Longest prompt plus output; default: the model's own."
+    )
+    max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Most sequences in a step.")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="Most tokens in a step.")
+    kv_cache_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of KV cache; default: 512 MiB on a CPU, what fits on an NPU.",
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="Share of an NPU's memory for weights and caches."
+    )
+    num_kv_blocks: int | None = Field(
+        default=None, ge=2, description="KV blocks, scratch block 0 included; overrides memory."
+    )
+    num_threads: int = Field(
+        default=0, ge=0, description="Threads of one torch operator; 0: as many as cores."
+    )
+    stall_timeout_s: float = Field(
+        default=60.0, gt=0, description="Not serving when one step takes longer, seconds."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "WorkerSettings":
+        if self.worker_mode == "model" and self.model is None:
+            raise ValueError("--model is required unless --worker-mode is replay")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
+                f"--max-num-seqs {self.max_num_seqs}"
+            )
+        return self

@@ -1,0 +1,87 @@
+import pytest
+
+from services.worker.plan import ContractError
+from services.worker.rows import ENDED, FREE, RUNNING, RowTable, ending_ids
+from shared.errors import FailureReason, RequestError
+from shared.sampling import SamplingSpec
+from tests.services.worker.plans import make_capacity, make_sequence
+
+
+@pytest.fixture
+def table() -> RowTable:
+    return RowTable(make_capacity())
+
+
+def test_an_admitted_row_holds_prompt_then_outputs(table: RowTable) -> None:
+    assert table.admit(make_sequence(2, [5, 6, 7], outputs=[8], computed=2))
+    assert table.state[2] == RUNNING
+    assert table.tokens[2, :4].tolist() == [5, 6, 7, 8]
+    assert (table.num_prompt[2], table.num_tokens[2], table.num_computed[2]) == (3, 4, 2)
+
+
+def test_a_row_in_use_or_out_of_range_breaks_the_contract(table: RowTable) -> None:
+    table.admit(make_sequence(2, [5]))
+    with pytest.raises(ContractError, match="row 2"):
+        table.admit(make_sequence(2, [5]))
+    with pytest.raises(ContractError, match="row 8"):
+        table.admit(make_sequence(8, [5]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prompt": []}, "prompt_token_ids"),
+        ({"prompt": [100]}, "prompt_token_ids"),
+        ({"prompt": [1], "outputs": [100]}, "output_token_ids"),
+        ({"prompt": [1], "outputs": [2, 3], "max_tokens": 2}, "max_tokens"),
+        ({"prompt": [1], "computed": 1}, "num_computed_tokens"),
+        ({"prompt": [1] * 40}, "prompt_token_ids"),
+    ],
+)
+def test_a_bad_sequence_fails_its_row_alone_and_names_the_field(
+    table: RowTable, changes: dict, field: str
+) -> None:
+    assert not table.admit(make_sequence(0, **({"max_tokens": 9} | changes)))
+    assert table.state[0] == ENDED
+    assert table.failures[0].field == field
+
+
+def test_a_prompt_that_fills_the_context_is_refused_as_too_long(table: RowTable) -> None:
+    table.admit(make_sequence(0, [1] * 40))
+    assert table.failures[0].reason is FailureReason.CONTEXT_LENGTH_EXCEEDED
+    assert table.admit(make_sequence(1, [1] * 39))
+
+
+def test_an_unreadable_description_fails_its_row_with_that_error(table: RowTable) -> None:
+    error = RequestError(FailureReason.INVALID_ARGUMENT, "odd bytes", field="prompt_token_ids")
+    assert not table.admit(make_sequence(0, [1], error=error))
+    assert table.failures[0] is error
+
+
+def test_a_freed_row_forgets_its_failure_and_takes_another_sequence(table: RowTable) -> None:
+    table.admit(make_sequence(0, []))
+    table.free(0)
+    assert table.state[0] == FREE
+    assert not table.failures
+    assert table.admit(make_sequence(0, [4]))
+
+
+def test_reset_frees_every_row(table: RowTable) -> None:
+    table.admit(make_sequence(0, [1]))
+    table.admit(make_sequence(1, []))
+    assert table.num_in_use() == 2
+    table.reset()
+    assert table.num_in_use() == 0
+    assert not table.failures
+
+
+def test_rows_take_any_number_of_stop_ids(table: RowTable) -> None:
+    table.admit(make_sequence(0, [1], stop_token_ids=(3,), eos_token_ids=(2,)))
+    table.admit(make_sequence(1, [1], stop_token_ids=tuple(range(20))))
+    assert table.end_ids[0].tolist() == [2, 3] + [-1] * 18
+    assert table.end_ids[1].tolist() == list(range(20))
+
+
+def test_ignored_eos_ids_do_not_end_a_sequence() -> None:
+    spec = SamplingSpec(eos_token_ids=(1,), stop_token_ids=(2,), ignore_eos=True)
+    assert ending_ids(spec) == (2,)
