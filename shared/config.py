@@ -1,7 +1,8 @@
 """Settings of one process: one typed, frozen model filled from flags, environment and a file.
 
 Precedence: flag, then `GLM_MESH_<SERVICE>_<NAME>`, then `GLM_MESH_<NAME>`, then the file named by
-`--config` (TOML or JSON; a table named after the service holds its own keys), then the default.
+`--config` (TOML or JSON), then the default. A file without tables is one process's own; in a file
+with tables each process reads the table of its name ([up], [scheduler], ...) and nothing else.
 Flags have vLLM's names where vLLM has the flag; dashes and underscores mean the same. Every mistake
 is a `ConfigError` that names the flag, the value and where it came from; nothing is ignored.
 """
@@ -190,19 +191,26 @@ def _read_env(settings_class: type[ProcessSettings]) -> dict[str, Any]:
 
 def _read_file(settings_class: type[ProcessSettings], path: str) -> dict[str, Any]:
     content = _load_file(path)
-    service = settings_class.service
-    own = content.get(service, {}) if service else {}
+    own = content.get(settings_class.service, {}) if _has_tables(content) else content
     if not isinstance(own, Mapping):
-        raise ConfigError(f"--config: {path}: {service} must be a table")
-    outside = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
+        raise ConfigError(f"--config: {path}: {settings_class.service} must be a table")
     known = list(settings_class.model_fields)
     values: dict[str, Any] = {}
-    for key, value in {**outside, **own}.items():
+    for key, value in own.items():
         name = key.replace("-", "_")
         if name not in known:
             raise ConfigError(f"{path}: unknown setting {key}{_nearest(name, known)}")
         values[name] = value
     return values
+
+
+def has_tables(path: Path) -> bool:
+    """Whether a settings file is meant for several processes; ConfigError if it cannot be read."""
+    return _has_tables(_load_file(str(path)))
+
+
+def _has_tables(content: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Mapping) for value in content.values())
 
 
 def _load_file(path: str) -> dict[str, Any]:

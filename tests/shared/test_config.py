@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field, SecretStr
 
-from shared.config import ServiceSettings, check_address, flag_of, parse, shown
+from shared.config import ServiceSettings, check_address, flag_of, has_tables, parse, shown
 from shared.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def test_flag_beats_environment_beats_file_beats_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mesh.toml"
-    file.write_text('max-num-seqs = 3\ndtype = "float32"\n[scheduler]\nmax_num_seqs = 5\n')
+    file.write_text('max-num-seqs = 5\ndtype = "float32"\n')
     config = [*ADDRESS, "--config", str(file)]
     assert parse(Settings, config).max_num_seqs == 5
     assert parse(Settings, config).dtype == "float32"
@@ -58,7 +58,7 @@ def test_json_file_named_by_the_environment_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mesh.json"
-    file.write_text('{"address": "h:1", "worker": {"other": 1}}')
+    file.write_text('{"address": "h:1"}')
     monkeypatch.setenv("GLM_MESH_CONFIG", str(file))
     assert parse(Settings, []).address == "h:1"
 
@@ -88,7 +88,8 @@ def test_a_mistake_is_named(argv: list[str], message: str) -> None:
         ("a.toml", "max_num_seq = 1", "unknown setting max_num_seq; did you mean max_num_seqs"),
         ("a.toml", "= 3", "a.toml"),
         ("a.json", "[1]", "must hold a table"),
-        ("a.toml", "scheduler = 1", "scheduler must be a table"),
+        ("a.toml", "scheduler = 1\n[worker]", "scheduler must be a table"),
+        ("a.toml", "[scheduler]\nmax_num_seq = 1", "unknown setting max_num_seq; did you"),
         ("a.toml", "max_num_seqs = -1", "--max-num-seqs -1 .from .*a.toml.: Input should be"),
     ],
 )
@@ -97,6 +98,17 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, name: str, text: str, mess
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         parse(Settings, [*ADDRESS, "--config", str(file)])
+
+
+def test_in_a_file_with_tables_a_process_reads_its_own_only(tmp_path: Path) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text("port = 1\n[worker]\nother = 1\n[scheduler]\nmax-num-seqs = 7\n")
+    assert parse(Settings, [*ADDRESS, "--config", str(file)]).max_num_seqs == 7
+    assert has_tables(file)
+    file.write_text("[worker]\nother = 1\n")
+    assert parse(Settings, [*ADDRESS, "--config", str(file)]).max_num_seqs == 256
+    file.write_text("max_num_seqs = 1\n")
+    assert not has_tables(file)
 
 
 def test_malformed_environment_value_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
