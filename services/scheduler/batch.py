@@ -33,7 +33,6 @@ class PlanBuilder:
         "new_blocks",
         "new_sequences",
         "num_new_blocks",
-        "partial",
         "rows",
         "scheduled",
         "sequences",
@@ -50,14 +49,15 @@ class PlanBuilder:
         self.num_new_blocks = [0] * len(decodes)
         self.new_blocks = array("I")
         self.new_sequences: list[NewSequence] = []
-        self.partial: list[Sequence] = []
         for sequence in decodes:
             sequence.num_planned_tokens += 1
             sequence.num_steps += 1
             sequence.last_step = step
 
-    def add(self, sequence: Sequence, count: int, new_blocks: list[int]) -> None:
-        """`count` tokens of one further sequence."""
+    def add(self, sequence: Sequence, count: int) -> None:
+        """`count` tokens of one further sequence, and the blocks that the worker does not know."""
+        new_blocks = sequence.blocks[sequence.num_sent_blocks :]
+        sequence.num_sent_blocks = len(sequence.blocks)
         self.sequences.append(sequence)
         self.rows.append(sequence.row)
         self.computed.append(sequence.num_planned_tokens)
@@ -140,7 +140,7 @@ class Batch:
         if not builder.sequences:
             return None
         plan = builder.build(self.holdings.announce(builder.step))
-        self._in_flight.append(PlanRecord(plan, builder.sequences, frozenset(builder.partial)))
+        self._in_flight.append(PlanRecord(plan, builder.sequences))
         self._next_step += 1
         return plan
 
@@ -162,45 +162,48 @@ class Batch:
         stopped = [s for s in decoding if s.num_planned_tokens >= s.plan_limit > 0]
         stopped.sort(key=_admission)
         num_preemptions = self.num_preemptions
-        grown: list[tuple[Sequence, list[int]]] = []
+        grown: list[Sequence] = []
         held_back: list[Sequence] = []
         for sequence in stopped:
             if sequence.plan_limit:  # not preempted by one before it
-                blocks = self._grow(sequence)
-                if blocks:
-                    grown.append((sequence, blocks))
-                else:
-                    held_back.append(sequence)
+                (grown if self._grow(sequence) else held_back).append(sequence)
         if num_preemptions != self.num_preemptions:
             ready = [s for s in ready if s.plan_limit]
         builder = PlanBuilder(self._next_step, ready)
-        for sequence, blocks in grown:
-            if sequence.plan_limit:
-                builder.add(sequence, 1, blocks)
-        self._decoding = builder.sequences + [s for s in held_back if s.plan_limit]
+        self._decoding = ready + [s for s in held_back if s.plan_limit]
+        for sequence in grown:
+            if not sequence.plan_limit:
+                continue
+            if sequence.num_tokens - sequence.num_planned_tokens > 1:
+                self._catching_up.append(sequence)
+            else:
+                builder.add(sequence, 1)
+                self._decoding.append(sequence)
         return builder
 
-    def _grow(self, sequence: Sequence) -> list[int]:
-        """Blocks for the next position; none when it has to wait, is surely over, or lost."""
-        if sequence.num_planned_tokens >= sequence.total_limit - 1:
+    def _grow(self, sequence: Sequence) -> bool:
+        """Get room for what comes next; False when it has to wait, is surely over, or lost."""
+        position = sequence.num_planned_tokens
+        if position >= sequence.total_limit - 1:
             if not self.holdings.is_in_flight(sequence):
                 raise WorkerContractError(
                     f"row {sequence.row} has its {sequence.total_limit} tokens and was not ended"
                 )
-            return []
+            return False
         holdings = self.holdings
-        position = sequence.num_planned_tokens
-        needed = self.limits.blocks_for(position + 1) - len(sequence.blocks)
+        num_positions = max(position + 1, sequence.num_tokens)
+        needed = self.limits.blocks_for(num_positions) - len(sequence.blocks)
         while holdings.num_free_blocks < needed:
             if holdings.num_free_blocks + holdings.num_deferred >= needed:
-                return []  # enough come back with the results of the plans in flight
+                return False  # enough come back with the results of the plans in flight
             victim = next(reversed(self.running))
             self._preempt(victim)
             if victim is sequence:
-                return []
-        blocks = holdings.take_blocks(sequence, needed)
+                return False
+        if needed > 0:
+            holdings.take_blocks(sequence, needed)
         self._set_plan_limit(sequence)
-        return blocks
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence, SequenceState.WAITING)
@@ -224,22 +227,19 @@ class Batch:
         self._catching_up = []
         for sequence in candidates:
             if budget:
-                budget -= self._plan_chunk(builder, sequence, budget, [])
+                budget -= self._plan_chunk(builder, sequence, budget)
             else:
                 self._catching_up.append(sequence)
         return budget
 
-    def _plan_chunk(
-        self, builder: PlanBuilder, sequence: Sequence, budget: int, new_blocks: list[int]
-    ) -> int:
+    def _plan_chunk(self, builder: PlanBuilder, sequence: Sequence, budget: int) -> int:
         """As many tokens as the budget allows; returns how many."""
         missing = sequence.num_tokens - sequence.num_planned_tokens
         count = min(missing, budget)
-        builder.add(sequence, count, new_blocks)
+        builder.add(sequence, count)
         if count == missing:
             self._decoding.append(sequence)
         else:
-            builder.partial.append(sequence)
             self._catching_up.append(sequence)
         return count
 
@@ -258,7 +258,7 @@ class Batch:
             self._waiting.remove(sequence)
             self._start(sequence, cached, needed, now)
             builder.new_sequences.append(_describe(sequence))
-            budget -= self._plan_chunk(builder, sequence, budget, sequence.blocks)
+            budget -= self._plan_chunk(builder, sequence, budget)
 
     def _start(self, sequence: Sequence, cached: list[int], needed: int, now: float) -> None:
         """The sequence runs."""
@@ -272,6 +272,7 @@ class Batch:
         sequence.num_cached_tokens = len(cached) * self.limits.block_size
         sequence.num_planned_tokens = sequence.num_cached_tokens
         sequence.blocks = list(cached)
+        sequence.num_sent_blocks = 0
         self.holdings.take_blocks(sequence, needed)
         self._set_plan_limit(sequence)
         self.running[sequence] = None

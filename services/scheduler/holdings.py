@@ -46,11 +46,9 @@ class Holdings:
         """Hand out a row."""
         return self._free_rows.pop()
 
-    def take_blocks(self, sequence: Sequence, count: int) -> list[int]:
-        """Append `count` blocks to the table of a sequence; returns them."""
-        blocks = self._pool.allocate(count)
-        sequence.blocks += blocks
-        return blocks
+    def take_blocks(self, sequence: Sequence, count: int) -> None:
+        """Append `count` blocks to the table of a sequence."""
+        sequence.blocks += self._pool.allocate(count)
 
     def is_in_flight(self, sequence: Sequence) -> bool:
         """Whether a plan without a result names the sequence."""

@@ -30,15 +30,12 @@ class BatchOwner(Protocol):
 class PlanRecord:
     """A plan in flight, and whom it names."""
 
-    __slots__ = ("partial", "plan", "sequences")
+    __slots__ = ("plan", "sequences")
 
-    def __init__(
-        self, plan: StepPlan, sequences: list[Sequence], partial: frozenset[Sequence]
-    ) -> None:
-        """`partial` are the sequences of which the plan orders a chunk that is not the last."""
+    def __init__(self, plan: StepPlan, sequences: list[Sequence]) -> None:
+        """Entry i of `sequences` has row i of the plan."""
         self.plan = plan
         self.sequences = sequences
-        self.partial = partial
 
 
 def match(record: PlanRecord, result: StepResult) -> None:
@@ -138,7 +135,9 @@ class _SlowLane:
             self._owner.sequence_failed(sequence, failure, self._now)
             return
         code = self._result.finish_codes[index]
-        if sequence in self._record.partial:
+        plan = self._record.plan
+        end = plan.num_computed_tokens[index] + plan.num_scheduled_tokens[index]
+        if end < sequence.num_tokens:  # a chunk that does not reach the last known token
             if token_ids or code:
                 raise self._broken(index, "sampled before the end of its known tokens")
             return
@@ -177,8 +176,9 @@ class _SlowLane:
             sequence.first_token_at = self._now
         if sequence.state is SequenceState.RUNNING:
             sequence.is_plain = not sequence.wants_logprobs
-            # Tokens after the first of a run are drafts that were kept: their KV is in the cache.
-            sequence.num_planned_tokens += len(token_ids) - 1
+            if sequence.num_tokens - sequence.num_planned_tokens > 1:
+                # After a run there is more than one token to catch up with: leave the flat list.
+                sequence.plan_limit = min(sequence.plan_limit, sequence.num_planned_tokens)
 
     def _broken(self, index: int, what: str) -> WorkerContractError:
         result = self._result

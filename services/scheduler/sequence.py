@@ -58,6 +58,7 @@ class Sequence:
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_sent_blocks",
         "num_steps",
         "outlet",
         "output_token_ids",
@@ -105,6 +106,8 @@ class Sequence:
         self.admission = 0
         self.row = -1
         self.blocks: list[int] = []
+        # Blocks that the worker has been told of.
+        self.num_sent_blocks = 0
         self.num_planned_tokens = 0
         self.plan_limit = 0
         self.last_step = 0
