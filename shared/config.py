@@ -9,6 +9,7 @@ is a `ConfigError` that names the flag, the value and where it came from; nothin
 
 import difflib
 import json
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -173,6 +174,9 @@ def _read_flags(
             cli_enforce_required=False,
         )
         return dict(source())
+    except SystemExit:  # --help was printed, without its last line break
+        sys.stdout.write("\n")
+        raise
     except SettingsError as error:
         raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from None
 

@@ -1,0 +1,66 @@
+"""The `glm-mesh` command.
+
+`up` runs the whole mesh; the name of a service replaces this process by that service alone. No
+service is imported here.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Final
+
+from services.launcher.commands import module_command
+from services.launcher.run_dir import SERVICES
+from services.launcher.up import run_up
+from shared.errors import ConfigError
+
+EXIT_USAGE: Final = 2
+
+USAGE: Final = """\
+usage: glm-mesh COMMAND [options]
+
+  up            run the whole mesh on this machine and serve the OpenAI API
+  frontend      run this service alone
+  detokenizer   run this service alone
+  scheduler     run this service alone
+  worker        run this service alone
+  version       print the version
+
+`glm-mesh COMMAND --help` lists the options of a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words else ""
+    if command in {"-h", "--help", "help"}:
+        sys.stdout.write(USAGE)
+        return 0
+    if command in {"version", "--version"}:
+        sys.stdout.write(f"glm-mesh {metadata.version('glm-mesh')}\n")
+        return 0
+    try:
+        if command == "up":
+            return run_up(words[1:])
+        if command in SERVICES:
+            become(command, words[1:])
+    except ConfigError as error:
+        sys.stderr.write(f"glm-mesh: {error}\n")
+        return EXIT_USAGE
+    if command:
+        sys.stderr.write(f"glm-mesh: unknown command {command}\n")
+    sys.stderr.write(USAGE)
+    return EXIT_USAGE
+
+
+def become(service: str, flags: Sequence[str]) -> None:
+    """Replace this process by the service; returns never."""
+    program = [*module_command(service), *flags]
+    sys.stdout.flush()
+    os.execv(program[0], program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The private directory of one running mesh: sockets, logs and a page that says what is where."""
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shared.config import MAX_SOCKET_PATH_BYTES
+from shared.errors import ConfigError
+
+SERVICES: Final = ("worker", "scheduler", "detokenizer", "frontend")
+STATE_FILE: Final = "mesh.json"
+_LONGEST_NAME: Final = "detokenizer.health.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """Where the sockets and logs of a mesh are; `is_kept` directories outlive it."""
+
+    path: Path
+    is_kept: bool
+
+    def address(self, service: str) -> str:
+        """Where a service serves its contract."""
+        return f"unix:{self.path}/{service}.sock"
+
+    def health_address(self, service: str) -> str:
+        """Where a service tells its health."""
+        return f"unix:{self.path}/{service}.health.sock"
+
+    def admin_address(self, service: str) -> str:
+        """Where a service answers operators."""
+        return f"unix:{self.path}/{service}.admin.sock"
+
+    def log_path(self, service: str) -> Path:
+        """Where a service's log lines go."""
+        return self.path / f"{service}.log"
+
+    def write_state(self, url: str, pids: Mapping[str, int]) -> None:
+        """Say in `mesh.json` what runs; replaced as a whole, so readers never see half of it."""
+        state = {
+            "url": url,
+            "launcher_pid": os.getpid(),
+            "services": {
+                name: {
+                    "pid": pid,
+                    "address": self.address(name),
+                    "health_address": self.health_address(name),
+                    "admin_address": self.admin_address(name),
+                    "log": str(self.log_path(name)),
+                }
+                for name, pid in pids.items()
+            },
+        }
+        draft = self.path / f"{STATE_FILE}.new"
+        draft.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        draft.replace(self.path / STATE_FILE)
+
+    def clean(self, *, keep_logs: bool) -> None:
+        """Remove what only a running mesh needs; the whole directory if nothing is to be kept."""
+        if not self.is_kept and not keep_logs:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for leftover in (*self.path.glob("*.sock"), self.path / STATE_FILE):
+            leftover.unlink(missing_ok=True)
+
+
+def make_run_directory(wanted: Path | None) -> RunDirectory:
+    """Make the directory, private to this user.
+
+    Raises:
+        ConfigError: It cannot be made, others can enter it, or socket paths would be too long.
+    """
+    try:
+        if wanted is None:
+            path = Path(tempfile.mkdtemp(prefix="glm-mesh-", dir=_runtime_root()))
+        else:
+            path = wanted.absolute()
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                raise ConfigError(f"--run-dir {path}: mode {mode:o} lets others in, 700 is needed")
+    except OSError as error:
+        raise ConfigError(f"--run-dir {wanted or ''}: {error.strerror}") from None
+    if len(f"{path}/{_LONGEST_NAME}".encode()) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(f"--run-dir {path}: too long for socket paths, choose a shorter one")
+    return RunDirectory(path=path, is_kept=wanted is not None)
+
+
+def _runtime_root() -> str | None:
+    """The user's own runtime directory where there is one; else the temporary directory."""
+    root = os.environ.get("XDG_RUNTIME_DIR", "")
+    return root if root and os.access(root, os.W_OK) and len(root) < MAX_SOCKET_PATH_BYTES else None

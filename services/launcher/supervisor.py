@@ -1,0 +1,210 @@
+"""Keeps the four services of one mesh running, from the first start to the last stop.
+
+Until every service has been ready once, a death ends the mesh; after that it is restarted by the
+law of `restarts.py`. Exit code 2 of a service (settings or checkpoint are wrong) always ends the
+mesh: trying again cannot help. Nothing is restarted silently and nothing outlives `run`.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from services.launcher.commands import Command
+from services.launcher.display import Display, address_page
+from services.launcher.log_tail import LogTail
+from services.launcher.process import NUM_LAST_LINES, ServiceProcess, describe_exit
+from services.launcher.restarts import MAX_RESTARTS, WINDOW_S, RestartPolicy
+from services.launcher.run_dir import RunDirectory
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+LOOK_S: Final = 0.25
+# The frontend comes first: no request enters any more, and what runs may end.
+STOP_ORDER: Final = ("frontend", "detokenizer", "scheduler", "worker")
+STOP_LIMIT_S: Final[Mapping[str, float]] = {
+    "frontend": 12.0,
+    "detokenizer": 5.0,
+    "scheduler": 5.0,
+    "worker": 5.0,
+}
+_WORDS: Final = {"SERVING": "ready", "NOT_SERVING": "getting ready", "UNREACHABLE": "away"}
+
+
+class Supervisor:
+    """The mesh as processes."""
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        run_dir: RunDirectory,
+        display: Display,
+        *,
+        url: str,
+        model: str,
+        version: str,
+    ) -> None:
+        """Know what to start, in which order, and what to tell about it."""
+        self._run_dir = run_dir
+        self._display = display
+        self._facts = {"url": url, "model": model, "version": version}
+        self._processes = {
+            command.service: ServiceProcess(command, LogTail(run_dir.log_path(command.service)))
+            for command in commands
+        }
+        self._policies = {name: RestartPolicy() for name in self._processes}
+        self._states = dict.fromkeys(self._processes, "starting")
+        self._is_stopping = False
+        self._start_lock = asyncio.Lock()
+        self._was_ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._exit_code = EXIT_OK
+
+    async def run(self, stop: asyncio.Event, *, start_timeout_s: float) -> int:
+        """Run until `stop` is set or the mesh cannot go on; the exit code of `glm-mesh up`."""
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for process in self._processes.values():
+                await self._start(process)
+                tasks.append(asyncio.create_task(self._tend(process)))
+            tasks.append(asyncio.create_task(self._follow_logs()))
+            tasks += [asyncio.create_task(self._follow_health(name)) for name in self._processes]
+            await self._wait_ready(stop, start_timeout_s)
+            await _first_of(stop, self._failed)
+        finally:
+            self._display.end_progress()
+            await self._stop_all()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return self._exit_code
+
+    def kill_all(self) -> None:
+        """End everything at once, for a second Ctrl-C."""
+        for process in self._processes.values():
+            process.kill()
+
+    async def _wait_ready(self, stop: asyncio.Event, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await _first_of(stop, self._failed, self._was_ready)
+        except TimeoutError:
+            late = [name for name, state in self._states.items() if state != "ready"]
+            self._fail(EXIT_FAILED, f"not ready after {limit_s:g} s: {', '.join(late)}")
+            for name in late:
+                self._display.lines(self._last_lines(self._processes[name]))
+            return
+        self._display.end_progress()
+        if self._was_ready.is_set():
+            self._display.lines(
+                address_page(
+                    **self._facts,
+                    directory=str(self._run_dir.path),
+                    pids=self._pids(),
+                    seconds=self._display.elapsed_s,
+                )
+            )
+
+    async def _start(self, process: ServiceProcess) -> None:
+        async with self._start_lock:
+            if self._is_stopping:
+                return
+            await process.start()
+        self._run_dir.write_state(self._facts["url"], self._pids())
+
+    async def _tend(self, process: ServiceProcess) -> None:
+        """Start a service again each time it ends, as long as that is allowed."""
+        while not self._is_stopping:
+            code = await process.wait()
+            if self._is_stopping:
+                return
+            self._set_state(process.service, "ended")
+            pause = self._judge(process, code)
+            if pause is None:
+                return
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            except TimeoutError:
+                await self._start(process)
+                self._display.line(f"{process.service}: started again, pid {process.pid}")
+
+    def _judge(self, process: ServiceProcess, code: int) -> float | None:
+        """Report a death; seconds until the next start, None when the mesh ends."""
+        what = f"{process.service} (pid {process.pid}) ended: {describe_exit(code)}"
+        self._display.lines([what, *self._last_lines(process)])
+        if code == EXIT_USAGE:
+            self._fail(EXIT_USAGE, f"{process.service} cannot start with these settings")
+            return None
+        if not self._was_ready.is_set():
+            self._fail(EXIT_FAILED, f"{process.service} ended before the mesh was ready")
+            return None
+        pause = self._policies[process.service].next_pause(time.monotonic())
+        if pause is None:
+            times = f"{MAX_RESTARTS} restarts in {WINDOW_S:.0f} s"
+            self._fail(EXIT_FAILED, f"{process.service} keeps ending ({times}): giving up")
+            return None
+        self._display.line(f"{process.service}: starting again in {pause:.1f} s")
+        return pause
+
+    def _last_lines(self, process: ServiceProcess) -> list[str]:
+        lines = process.tail.last_lines(NUM_LAST_LINES)
+        return [f"  {process.service}| {line}" for line in lines]
+
+    def _fail(self, code: int, why: str) -> None:
+        self._exit_code = code
+        self._display.line(f"glm-mesh: {why}")
+        self._failed.set()
+
+    async def _follow_health(self, name: str) -> None:
+        from shared.health import watch  # noqa: PLC0415  # after the services have been started
+
+        async for status in watch(self._run_dir.health_address(name)):
+            self._set_state(name, _WORDS.get(status, status))
+
+    def _set_state(self, name: str, state: str) -> None:
+        self._states[name] = state
+        if not self._was_ready.is_set():
+            self._display.progress(self._states)
+            if all(state == "ready" for state in self._states.values()):
+                self._was_ready.set()
+        elif not self._is_stopping:
+            self._display.line(f"{name}: {state}")
+
+    async def _follow_logs(self) -> None:
+        """Show warnings and errors of all services as they come."""
+        while True:
+            self._show_loud_lines()
+            await asyncio.sleep(LOOK_S)
+
+    def _show_loud_lines(self) -> None:
+        for name, process in self._processes.items():
+            self._display.lines([f"{name}| {line}" for line in process.tail.new_loud_lines()])
+
+    async def _stop_all(self) -> None:
+        self._is_stopping = True
+        self._stopping.set()
+        async with self._start_lock:  # no start is under way from here on
+            for name in STOP_ORDER:
+                process = self._processes[name]
+                limit_s = STOP_LIMIT_S[name]
+                if not await process.stop(limit_s):
+                    self._display.line(f"{name}: did not stop in {limit_s:.0f} s, killed")
+        self._run_dir.clean(keep_logs=self._exit_code != EXIT_OK)
+        if self._exit_code != EXIT_OK:
+            self._display.line(f"logs are in {self._run_dir.path}")
+
+    def _pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items() if process.pid}
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

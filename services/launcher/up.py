@@ -1,0 +1,85 @@
+"""`glm-mesh up`: the whole mesh on this machine, in the foreground."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Final
+
+from services.launcher.commands import build_commands
+from services.launcher.display import Display
+from services.launcher.options import strip_known_options
+from services.launcher.run_dir import make_run_directory
+from services.launcher.settings import UpSettings
+from services.launcher.supervisor import Supervisor
+from shared.config import parse
+from shared.errors import ConfigError
+
+_WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def run_up(argv: Sequence[str]) -> int:
+    """Start, watch and stop; the exit code.
+
+    Raises:
+        ConfigError: A flag is wrong or asks for what is not built, or the port is taken.
+    """
+    settings = parse(UpSettings, strip_known_options(argv), prog="glm-mesh up")
+    port = claim_port(settings.host, settings.port)
+    # gRPC would print a line at each start of a child; children are started by exec anyway.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    return asyncio.run(_run(settings, port))
+
+
+async def _run(settings: UpSettings, port: int) -> int:
+    run_dir = make_run_directory(settings.run_dir)
+    supervisor = Supervisor(
+        build_commands(settings, run_dir, port),
+        run_dir,
+        Display(),
+        url=base_url(settings.host, port),
+        model=", ".join(settings.served_model_name) or settings.checkpoint.name,
+        version=metadata.version("glm-mesh"),
+    )
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            supervisor.kill_all()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    return await supervisor.run(stop, start_timeout_s=settings.start_timeout_s)
+
+
+def claim_port(host: str, port: int) -> int:
+    """Check that the port can be bound, before anything is started; port 0 picks a free one.
+
+    Raises:
+        ConfigError: It is taken, or the host is no address of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            bound: int = probe.getsockname()[1]
+            return bound
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {host}: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port} of {host}: {error.strerror}; choose another with --port"
+        ) from None
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL to try first."""
+    shown = _WILDCARDS.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -1,0 +1,58 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from services.launcher.__main__ import main
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_lists_the_commands(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
+    out = capsys.readouterr().out
+    for command in ("up", "frontend", "detokenizer", "scheduler", "worker", "version"):
+        assert f"\n  {command} " in out
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("glm-mesh ")
+
+
+@pytest.mark.parametrize("argv", [[], ["serve"]])
+def test_wrong_usage_exits_with_two(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert "usage: glm-mesh" in capsys.readouterr().err
+
+
+def test_a_mistake_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--tensor-parallel-size", "2"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("glm-mesh: --tensor-parallel-size 2: not available")
+
+
+def test_a_services_name_replaces_this_process_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def record(path: str, argv: list[str]) -> None:
+        seen.append([path, *argv])
+
+    monkeypatch.setattr(os, "execv", record)
+    main(["scheduler", "--max-num-seqs", "1"])
+    assert seen == [
+        [sys.executable, sys.executable, "-P", "-m", "services.scheduler", "--max-num-seqs", "1"]
+    ]
+
+
+def test_the_launcher_imports_no_service_and_nothing_heavy() -> None:
+    code = (
+        "import sys, services.launcher.__main__;"
+        "bad = [n for n in sys.modules if n.split('.')[0] in"
+        " {'grpc', 'torch', 'fastapi', 'rich', 'opentelemetry', 'tokenizers', 'numpy'}"
+        " or n.startswith(('services.frontend', 'services.worker', 'services.scheduler',"
+        " 'services.detokenizer'))];"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

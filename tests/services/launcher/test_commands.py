@@ -1,0 +1,90 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.launcher.commands import Command, build_commands
+from services.launcher.run_dir import RunDirectory
+from services.launcher.settings import UpSettings
+from shared.parent import PARENT_VARIABLE
+
+
+def commands(settings: UpSettings, path: Path) -> dict[str, Command]:
+    run_dir = RunDirectory(path=path, is_kept=True)
+    return {command.service: command for command in build_commands(settings, run_dir, 8123)}
+
+
+def value_of(command: Command, flag: str) -> str:
+    return command.argv[command.argv.index(flag) + 1]
+
+
+def test_each_service_is_told_its_addresses_and_its_neighbour(tmp_path: Path) -> None:
+    found = commands(UpSettings(model=tmp_path, log_level="debug"), Path("/r"))
+    for name, command in found.items():
+        assert command.argv[:4] == (sys.executable, "-P", "-m", f"services.{name}")
+        assert value_of(command, "--address") == f"unix:/r/{name}.sock"
+        assert value_of(command, "--health-address") == f"unix:/r/{name}.health.sock"
+        assert value_of(command, "--admin-address") == f"unix:/r/{name}.admin.sock"
+        assert value_of(command, "--log-level") == "debug"
+    assert value_of(found["scheduler"], "--worker-address") == "unix:/r/worker.sock"
+    assert value_of(found["detokenizer"], "--scheduler-address") == "unix:/r/scheduler.sock"
+    assert value_of(found["frontend"], "--detokenizer-address") == "unix:/r/detokenizer.sock"
+
+
+def test_flags_reach_the_services_they_are_for(tmp_path: Path) -> None:
+    settings = UpSettings(
+        model=tmp_path,
+        worker="replay",
+        dtype="float32",
+        max_model_len=99,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        kv_cache_memory_bytes=1 << 20,
+        num_threads=2,
+        served_model_name=["a", "b"],
+    )
+    found = commands(settings, Path("/r"))
+    worker, frontend = found["worker"], found["frontend"]
+    assert value_of(worker, "--dtype") == "float32"
+    assert value_of(worker, "--kv-cache-memory-bytes") == str(1 << 20)
+    assert value_of(worker, "--num-threads") == "2"
+    for name in ("worker", "scheduler"):
+        assert value_of(found[name], "--max-num-seqs") == "4"
+        assert value_of(found[name], "--max-num-batched-tokens") == "64"
+    assert value_of(frontend, "--max-model-len") == "99"
+    assert value_of(frontend, "--port") == "8123"
+    assert value_of(frontend, "--reasoning-parser") == "glm45"
+    assert [word for word in frontend.argv if word in {"a", "b"}] == ["a", "b"]
+    assert value_of(worker, "--worker-mode") == value_of(frontend, "--worker-mode") == "replay"
+
+
+def test_what_was_not_said_is_left_to_the_services(tmp_path: Path) -> None:
+    found = commands(UpSettings(model=tmp_path), Path("/r"))
+    for command in found.values():
+        assert "--max-num-seqs" not in command.argv
+        assert "None" not in command.argv
+
+
+def test_api_keys_never_stand_on_a_command_line(tmp_path: Path) -> None:
+    found = commands(UpSettings(model=tmp_path, api_key=["hunter2", "k2"]), Path("/r"))
+    assert all("hunter2" not in " ".join(command.argv) for command in found.values())
+    keys = found["frontend"].environment["GLM_MESH_FRONTEND_API_KEY"]
+    assert json.loads(keys) == ["hunter2", "k2"]
+    assert "GLM_MESH_FRONTEND_API_KEY" not in found["worker"].environment
+
+
+def test_services_know_their_launcher_and_read_only_files_with_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLM_MESH_CONFIG", "somewhere")
+    flat, tables = tmp_path / "flat.toml", tmp_path / "tables.toml"
+    flat.write_text("port = 1\n")
+    tables.write_text("[up]\nport = 1\n[scheduler]\nmax_num_seqs = 1\n")
+    found = commands(UpSettings(model=tmp_path, config=flat), Path("/r"))
+    assert found["worker"].environment[PARENT_VARIABLE] == str(os.getpid())
+    assert "GLM_MESH_CONFIG" not in found["worker"].environment
+    assert "--config" not in found["scheduler"].argv
+    found = commands(UpSettings(model=tmp_path, config=tables), Path("/r"))
+    assert value_of(found["scheduler"], "--config") == str(tables)

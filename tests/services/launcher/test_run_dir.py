@@ -1,0 +1,71 @@
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.launcher.run_dir import SERVICES, STATE_FILE, make_run_directory
+from shared.config import check_address
+from shared.errors import ConfigError
+
+
+def test_the_directory_is_private_and_removed_with_the_mesh() -> None:
+    run_dir = make_run_directory(None)
+    assert stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
+    run_dir.log_path("worker").write_text("x")
+    run_dir.clean(keep_logs=False)
+    assert not run_dir.path.exists()
+
+
+def test_logs_stay_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    run_dir = make_run_directory(None)
+    assert run_dir.path.parent == tmp_path
+    run_dir.log_path("worker").write_text("x")
+    (run_dir.path / "worker.sock").write_text("")
+    run_dir.clean(keep_logs=True)
+    assert [file.name for file in run_dir.path.iterdir()] == ["worker.log"]
+
+
+def test_a_directory_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    run_dir.clean(keep_logs=False)
+    assert run_dir.path.is_dir()
+
+
+def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="mode 755"):
+        make_run_directory(tmp_path)
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        make_run_directory(tmp_path / ("x" * 90))
+
+
+def test_a_path_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--run-dir"):
+        make_run_directory(tmp_path / "file" / "r")
+
+
+def test_every_address_is_valid(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    for name in SERVICES:
+        for address in (
+            run_dir.address(name),
+            run_dir.health_address(name),
+            run_dir.admin_address(name),
+        ):
+            assert check_address(address) == address
+
+
+def test_the_state_file_lists_what_runs(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    run_dir.write_state("http://h:1", {"worker": 7})
+    state = json.loads((run_dir.path / STATE_FILE).read_text())
+    assert (state["url"], state["launcher_pid"]) == ("http://h:1", os.getpid())
+    assert state["services"]["worker"]["pid"] == 7
+    assert state["services"]["worker"]["address"] == run_dir.address("worker")

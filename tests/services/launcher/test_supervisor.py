@@ -1,0 +1,175 @@
+import asyncio
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.launcher import supervisor as module
+from services.launcher.commands import Command
+from services.launcher.display import Display
+from services.launcher.run_dir import SERVICES, RunDirectory, make_run_directory
+from services.launcher.supervisor import Supervisor
+from shared.parent import PARENT_VARIABLE
+
+FAKE = str(Path(__file__).parent / "fake_service.py")
+
+
+class Mesh:
+    """A supervisor over fake services, and what it showed."""
+
+    def __init__(self, path: Path, **flags: list[str]) -> None:
+        self.run_dir: RunDirectory = make_run_directory(path)
+        self.screen = io.StringIO()
+        self.stop = asyncio.Event()
+        environment = {
+            **os.environ,
+            PARENT_VARIABLE: str(os.getpid()),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+        }
+        commands = [
+            Command(
+                service=name,
+                argv=(
+                    sys.executable,
+                    FAKE,
+                    "--health-address",
+                    self.run_dir.health_address(name),
+                    *flags.get(name, flags.get("every", [])),
+                ),
+                environment=environment,
+            )
+            for name in SERVICES
+        ]
+        self.supervisor = Supervisor(
+            commands, self.run_dir, Display(self.screen), url="http://h:1", model="m", version="1"
+        )
+
+    async def run(self, start_timeout_s: float = 30.0) -> int:
+        return await self.supervisor.run(self.stop, start_timeout_s=start_timeout_s)
+
+    async def until(self, condition: Callable[[str], bool], limit_s: float = 15.0) -> str:
+        end = time.monotonic() + limit_s
+        while not condition(self.screen.getvalue()):
+            assert time.monotonic() < end, self.screen.getvalue()
+            await asyncio.sleep(0.02)
+        return self.screen.getvalue()
+
+    def pid(self, name: str) -> int:
+        return self.supervisor._pids()[name]
+
+
+async def test_a_mesh_comes_up_says_what_is_where_and_stops_in_order(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    mesh = Mesh(tmp_path / "r", every=["--order-file", str(order)])
+    running = asyncio.create_task(mesh.run())
+    screen = await mesh.until(lambda text: "Ctrl-C" in text)
+    pids = [mesh.pid(name) for name in SERVICES]
+    assert "serves m at http://h:1/v1" in screen
+    assert all(f"pid {pid}" in screen for pid in pids)
+    assert (mesh.run_dir.path / "mesh.json").exists()
+    mesh.stop.set()
+    assert await asyncio.wait_for(running, 20) == 0
+    assert order.read_text().split() == ["frontend", "detokenizer", "scheduler", "worker"]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert not list(mesh.run_dir.path.glob("*.sock"))
+
+
+async def test_warnings_of_a_service_are_shown_with_its_name(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r")
+    running = asyncio.create_task(mesh.run())
+    screen = await mesh.until(lambda text: "second line" in text and "Ctrl-C" in text)
+    assert "worker| x WARNING fake fake: a warning" in screen
+    assert "started pid" not in screen
+    mesh.stop.set()
+    await running
+
+
+async def test_a_killed_service_is_reported_and_started_again(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r")
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    before = mesh.pid("scheduler")
+    os.kill(before, signal.SIGKILL)
+    screen = await mesh.until(lambda text: "scheduler: ready" in text.split("Ctrl-C")[1])
+    assert f"scheduler (pid {before}) ended: killed by SIGKILL" in screen
+    assert f"  scheduler| x INFO fake fake: started pid {before}" in screen
+    assert "scheduler: starting again in 0.1 s" in screen
+    assert mesh.pid("scheduler") != before
+    mesh.stop.set()
+    assert await running == 0
+
+
+async def test_a_service_that_keeps_dying_ends_the_mesh(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r")
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    for _ in range(4):
+        pid = mesh.pid("worker")
+        os.kill(pid, signal.SIGKILL)
+        await mesh.until(
+            lambda text, pid=pid: mesh.pid("worker") != pid or "giving up" in text  # type: ignore[misc]  # binds now
+        )
+    assert await asyncio.wait_for(running, 20) == 1
+    assert "worker keeps ending (3 restarts in 60 s): giving up" in mesh.screen.getvalue()
+    assert f"logs are in {mesh.run_dir.path}" in mesh.screen.getvalue()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(2, 2), (7, 1), (0, 1)])
+async def test_a_service_that_cannot_start_ends_the_mesh_with_its_last_words(
+    tmp_path: Path, code: int, expected: int
+) -> None:
+    mesh = Mesh(tmp_path / "r", scheduler=["--exit-code", str(code)])
+    assert await asyncio.wait_for(mesh.run(), 20) == expected
+    screen = mesh.screen.getvalue()
+    assert f"ended: exit code {code}" in screen
+    assert "  scheduler| x ERROR fake fake: last words" in screen
+    assert mesh.run_dir.log_path("scheduler").exists()
+
+
+async def test_a_mesh_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", detokenizer=["--never-ready"])
+    assert await asyncio.wait_for(mesh.run(start_timeout_s=3.0), 20) == 1
+    assert "not ready after 3 s: detokenizer" in mesh.screen.getvalue()
+
+
+async def test_stop_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", worker=["--never-ready"])
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "worker: getting ready" in text)
+    pids = [mesh.pid(name) for name in SERVICES]
+    mesh.stop.set()
+    assert await asyncio.wait_for(running, 20) == 0
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_deaf_service_is_killed_after_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_LIMIT_S", dict.fromkeys(SERVICES, 0.5))
+    mesh = Mesh(tmp_path / "r", worker=["--deaf"])
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    mesh.stop.set()
+    assert await asyncio.wait_for(running, 20) == 0
+    assert "worker: did not stop in 0 s, killed" in mesh.screen.getvalue().replace("0.5", "0")
+
+
+async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", every=["--deaf"])
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    mesh.stop.set()
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    mesh.supervisor.kill_all()
+    await asyncio.wait_for(running, 10)
+    assert time.monotonic() - started < 3

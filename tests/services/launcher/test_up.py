@@ -1,0 +1,40 @@
+import socket
+
+import pytest
+
+from services.launcher.up import base_url, claim_port, run_up
+from shared.errors import ConfigError
+
+
+def test_a_taken_port_is_named_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port} of 127.0.0.1: .*in use"):
+            claim_port("127.0.0.1", port)
+        with pytest.raises(ConfigError, match="in use"):
+            run_up(["--port", str(port)])
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    assert claim_port("127.0.0.1", 0) > 0
+
+
+def test_an_unknown_host_is_named() -> None:
+    with pytest.raises(ConfigError, match="--host not-a-host"):
+        claim_port("not-a-host.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8"),
+        ("0.0.0.0", "http://127.0.0.1:8"),
+        ("::", "http://[::1]:8"),
+        ("::1", "http://[::1]:8"),
+        ("box", "http://box:8"),
+    ],
+)
+def test_the_url_can_be_opened(host: str, url: str) -> None:
+    assert base_url(host, 8) == url
