@@ -108,6 +108,7 @@ def _frontend_flags(settings: UpSettings, run_dir: RunDirectory, port: int) -> l
         *("--reasoning-parser", settings.reasoning_parser),
         *("--tool-call-parser", settings.tool_call_parser),
         *("--worker-mode", settings.worker),
+        *("--drain-timeout-s", settings.drain_timeout_s),
     ]
 
 

@@ -58,10 +58,10 @@ class UpSettings(ProcessSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Type of weights and caches; auto is the checkpoint's own."
     )
-    reasoning_parser: Literal["glm45"] = Field(
+    reasoning_parser: Literal["glm45", "none"] = Field(
         default="glm45", description="Dialect of thinking in the model's output."
     )
-    tool_call_parser: Literal["glm47"] = Field(
+    tool_call_parser: Literal["glm47", "none"] = Field(
         default="glm47", description="Dialect of tool calls in the model's output."
     )
     worker: Literal["model", "replay"] = Field(
@@ -75,6 +75,9 @@ class UpSettings(ProcessSettings):
     )
     run_dir: Path | None = Field(
         default=None, description="Directory for sockets and logs, kept afterwards."
+    )
+    drain_timeout_s: float = Field(
+        default=10.0, ge=0, description="For running requests to end after Ctrl-C, seconds."
     )
     start_timeout_s: float = Field(
         default=1800.0, gt=0, description="Longest wait until every service is ready, seconds."

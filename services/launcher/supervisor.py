@@ -7,7 +7,7 @@ mesh: trying again cannot help. Nothing is restarted silently and nothing outliv
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from services.launcher.commands import Command
@@ -24,12 +24,8 @@ EXIT_USAGE: Final = 2
 LOOK_S: Final = 0.25
 # The frontend comes first: no request enters any more, and what runs may end.
 STOP_ORDER: Final = ("frontend", "detokenizer", "scheduler", "worker")
-STOP_LIMIT_S: Final[Mapping[str, float]] = {
-    "frontend": 12.0,
-    "detokenizer": 5.0,
-    "scheduler": 5.0,
-    "worker": 5.0,
-}
+# Beyond the drain, which only the frontend has: the others end when nothing uses them.
+STOP_LIMIT_S: Final = 5.0
 _WORDS: Final = {"SERVING": "ready", "NOT_SERVING": "getting ready", "UNREACHABLE": "away"}
 
 
@@ -45,11 +41,13 @@ class Supervisor:
         url: str,
         model: str,
         version: str,
+        drain_timeout_s: float = 0.0,
     ) -> None:
         """Know what to start, in which order, and what to tell about it."""
         self._run_dir = run_dir
         self._display = display
         self._facts = {"url": url, "model": model, "version": version}
+        self._drain_timeout_s = drain_timeout_s
         self._processes = {
             command.service: ServiceProcess(command, LogTail(run_dir.log_path(command.service)))
             for command in commands
@@ -190,9 +188,9 @@ class Supervisor:
         async with self._start_lock:  # no start is under way from here on
             for name in STOP_ORDER:
                 process = self._processes[name]
-                limit_s = STOP_LIMIT_S[name]
+                limit_s = STOP_LIMIT_S + (self._drain_timeout_s if name == "frontend" else 0)
                 if not await process.stop(limit_s):
-                    self._display.line(f"{name}: did not stop in {limit_s:.0f} s, killed")
+                    self._display.line(f"{name}: did not stop in {limit_s:g} s, killed")
         self._run_dir.clean(keep_logs=self._exit_code != EXIT_OK)
         if self._exit_code != EXIT_OK:
             self._display.line(f"logs are in {self._run_dir.path}")

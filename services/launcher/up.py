@@ -35,19 +35,23 @@ def run_up(argv: Sequence[str]) -> int:
 
 async def _run(settings: UpSettings, port: int) -> int:
     run_dir = make_run_directory(settings.run_dir)
+    display = Display()
     supervisor = Supervisor(
         build_commands(settings, run_dir, port),
         run_dir,
-        Display(),
+        display,
         url=base_url(settings.host, port),
         model=", ".join(settings.served_model_name) or settings.checkpoint.name,
         version=metadata.version("glm-mesh"),
+        drain_timeout_s=settings.drain_timeout_s,
     )
     stop = asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
             supervisor.kill_all()
+        else:
+            display.line("stopping; running requests may end (once more: end everything at once)")
         stop.set()
 
     loop = asyncio.get_running_loop()

@@ -32,7 +32,10 @@ def test_bad_counts_are_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--reasoning-parser", "deepseek_r1"], "--reasoning-parser 'deepseek_r1'.*'glm45'"),
+        (
+            ["--reasoning-parser", "deepseek_r1"],
+            "--reasoning-parser 'deepseek_r1'.*'glm45' or 'none'",
+        ),
         (["--tool-call-parser", "hermes"], "--tool-call-parser 'hermes'.*'glm47'"),
         (["--worker", "remote"], "--worker 'remote'.*'model' or 'replay'"),
         (["--dtype", "half"], "--dtype 'half'.*'bfloat16' or 'float32'"),
