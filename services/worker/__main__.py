@@ -11,12 +11,14 @@ from services.worker.settings import WorkerSettings
 from shared import log, tracing
 from shared.config import parse
 from shared.errors import CheckpointError, ConfigError
+from shared.parent import die_with_parent
 
 EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; 2 when settings or checkpoint are wrong."""
+    die_with_parent()
     try:
         settings = parse(WorkerSettings, sys.argv[1:] if argv is None else argv)
         log.configure(settings.log_level, WorkerSettings.service)
