@@ -1,0 +1,46 @@
+"""The FastAPI application of a gateway."""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from services.frontend.auth import ApiKeys
+from services.frontend.documentation import describe
+from services.frontend.errors import ApiError
+from services.frontend.gateway import Gateway
+from services.frontend.middleware import Door, error_response
+from services.frontend.routes import chat, completions, models, operations, tokenize
+from shared.admin import software_version
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """All routes behind the door."""
+    app = FastAPI(title="glm-mesh", version=software_version(), redirect_slashes=False)
+    for room in (chat, completions, models, tokenize, operations):
+        app.include_router(room.router(gateway))
+    keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)
+    app.add_middleware(Door, keys=keys, metrics=gateway.metrics)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    describe(app, title=app.title, version=app.version)
+    return app
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: unknown path, wrong method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    texts = {
+        404: (f"Unknown request URL: {method} {path}.", "unknown_url"),
+        405: (f"{method} is not allowed for {path}.", "method_not_allowed"),
+    }
+    message, code = texts.get(error.status_code, (str(error.detail), None))
+    return error_response(
+        ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+    )
+
+
+async def _answer_validation(request: Request, error: Exception) -> Response:
+    """No handler lets the framework validate; should one ever, the answer is a 400 all the same."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(ApiError(400, "The request is not valid.", code="invalid_value"))

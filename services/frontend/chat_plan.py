@@ -1,0 +1,144 @@
+"""A chat body to a `Submission`: check, render, resolve. Reads top to bottom in that order."""
+
+from typing import Final
+
+from services.frontend.bodies import Body
+from services.frontend.conversation import (
+    check_messages,
+    check_response_format,
+    check_tools,
+    declared_tools,
+    template_arguments,
+    tool_choice_of,
+)
+from services.frontend.errors import invalid
+from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
+from services.frontend.gateway import Gateway
+from services.frontend.planning import (
+    check_common,
+    new_response_id,
+    replay_script,
+    sequences_of,
+    unix_now,
+)
+from services.frontend.render import Conversation
+from services.frontend.sampling import build_sampling, resolve_max_tokens
+from services.frontend.schemas.chat import ChatRequest
+from services.frontend.serving import Plan
+from services.frontend.submission import ObjectKind, OutputPlan, Submission, ToolChoice
+from services.frontend.validation import parse
+from services.frontend.visit import Visit
+from shared.glm.render import RenderedPrompt
+from shared.sampling import SamplingSpec
+
+ID_PREFIX: Final = "chatcmpl"
+
+
+async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
+    """The whole way from a body to a submission."""
+    request = parse(ChatRequest, body.value)
+    unknown = sort_extra(request, CHAT_NOT_SERVED)
+    unknown += check_common(gateway, request, num_prompts=1)
+    tool_choice = _check_chat(gateway, request)
+    conversation, more_unknown = conversation_of(gateway, request, body)
+    prompt = await gateway.renderer.render_chat(
+        conversation,
+        num_bytes=body.num_bytes,
+        limit=gateway.max_model_len,
+        traceparent=visit.traceparent,
+    )
+    sampling = _sampling(gateway, request, len(prompt.token_ids))
+    script = await replay_script(gateway, request.replay)
+    submission = Submission(
+        request_id=new_response_id(ID_PREFIX, request, visit),
+        sequences=sequences_of([prompt.token_ids], request.n or 1, sampling.seed, script),
+        sampling=sampling,
+        output=_output(gateway, request, prompt, tool_choice, visit),
+        traceparent=visit.traceparent,
+        timeout_ms=int(gateway.settings.request_timeout_s * 1000),
+        cache_salt=request.cache_salt or "",
+        tenant_id=visit.tenant_id,
+    )
+    return Plan(submission=submission, unknown_fields=unknown + more_unknown)
+
+
+def conversation_of(
+    gateway: Gateway, request: ChatRequest, body: Body
+) -> tuple[Conversation, list[str]]:
+    """What to render, checked, and the paths of unknown fields in it."""
+    raw_messages, raw_tools = body.value["messages"], body.value.get("tools")
+    unknown = check_messages(request.messages, raw_messages)
+    check_tools(request.tools, raw_tools)
+    arguments, unknown_arguments = template_arguments(request, gateway.dialect)
+    is_continued = bool(request.continue_final_message)
+    is_opened = request.add_generation_prompt
+    if is_continued and is_opened:
+        raise invalid(
+            "'continue_final_message' needs 'add_generation_prompt': false.",
+            "continue_final_message",
+        )
+    conversation = Conversation(
+        messages=raw_messages,
+        tools=raw_tools,
+        template_kwargs=arguments,
+        add_generation_prompt=not is_continued if is_opened is None else is_opened,
+        continue_final_message=is_continued,
+    )
+    return conversation, unknown + unknown_arguments
+
+
+def _check_chat(gateway: Gateway, request: ChatRequest) -> ToolChoice:
+    check_response_format(request.response_format)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid("'top_logprobs' is only allowed with 'logprobs': true.", "top_logprobs")
+    return tool_choice_of(request, has_parser=gateway.settings.tool_call_parser != "none")
+
+
+def _sampling(gateway: Gateway, request: ChatRequest, num_prompt: int) -> SamplingSpec:
+    # The newer name wins when both are given.
+    is_new_name = request.max_completion_tokens is not None
+    max_tokens = resolve_max_tokens(
+        request.max_completion_tokens if is_new_name else request.max_tokens,
+        num_prompt=num_prompt,
+        limit=gateway.max_model_len,
+        default=None,
+        param="messages",
+    )
+    return build_sampling(
+        request,
+        gateway.defaults,
+        max_tokens=max_tokens,
+        num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        check_ids=gateway.renderer.check_ids,
+    )
+
+
+def _output(
+    gateway: Gateway,
+    request: ChatRequest,
+    prompt: RenderedPrompt,
+    tool_choice: ToolChoice,
+    visit: Visit,
+) -> OutputPlan:
+    options = request.stream_options
+    return OutputPlan(
+        object_kind=ObjectKind.CHAT_COMPLETION,
+        response_id=visit.response_id,
+        model=gateway.model_name,
+        created_s=unix_now(),
+        is_stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        include_continuous_usage=bool(options and options.continuous_usage_stats),
+        stop=tuple(request.stop or ()),
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        parse_reasoning=gateway.settings.reasoning_parser != "none",
+        starts_in_reasoning=prompt.starts_in_reasoning,
+        include_reasoning=request.include_reasoning is not False,
+        tools=declared_tools(request.tools),
+        tool_choice=tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        include_logprobs=bool(request.logprobs),
+        num_top_logprobs=request.top_logprobs or 0,
+        return_token_ids=bool(request.return_token_ids),
+    )

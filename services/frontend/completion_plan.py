@@ -1,0 +1,141 @@
+"""A completions body to a `Submission`: check, encode, resolve."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.frontend.bodies import Body
+from services.frontend.errors import invalid, unsupported
+from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
+from services.frontend.gateway import Gateway
+from services.frontend.planning import (
+    check_common,
+    new_response_id,
+    replay_script,
+    sequences_of,
+    unix_now,
+)
+from services.frontend.sampling import build_sampling, resolve_max_tokens
+from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
+from services.frontend.serving import Plan
+from services.frontend.submission import ObjectKind, OutputPlan, Submission
+from services.frontend.validation import parse
+from services.frontend.visit import Visit
+from shared.sampling import SamplingSpec
+
+ID_PREFIX: Final = "cmpl"
+
+
+async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
+    """The whole way from a body to a submission."""
+    request = parse(CompletionRequest, body.value)
+    unknown = sort_extra(request, COMPLETION_NOT_SERVED)
+    given = prompts_of(request)
+    unknown += check_common(gateway, request, num_prompts=len(given))
+    if request.echo and request.logprobs is not None:
+        raise unsupported("echo", "log-probabilities of the prompt are not computed")
+    prompts = await _encode(gateway, given, visit)
+    sampling = _sampling(gateway, request, prompts)
+    script = await replay_script(gateway, request.replay)
+    n = request.n or 1
+    submission = Submission(
+        request_id=new_response_id(ID_PREFIX, request, visit),
+        sequences=sequences_of(prompts, n, sampling.seed, script),
+        sampling=sampling,
+        output=_output(gateway, request, await _echoes(gateway, request, given, n), visit),
+        traceparent=visit.traceparent,
+        timeout_ms=int(gateway.settings.request_timeout_s * 1000),
+        cache_salt=request.cache_salt or "",
+        tenant_id=visit.tenant_id,
+    )
+    return Plan(submission=submission, unknown_fields=unknown)
+
+
+def prompts_of(request: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts as a list, texts or ids."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    listed: list[str] | list[list[int]] = prompt
+    return listed
+
+
+async def _encode(
+    gateway: Gateway, given: Sequence[str | list[int]], visit: Visit
+) -> list[list[int]]:
+    prompts = []
+    for i, prompt in enumerate(given):
+        param = "prompt" if len(given) == 1 else f"prompt[{i}]"
+        if isinstance(prompt, str):
+            ids = await gateway.renderer.encode(
+                prompt,
+                allow_control=True,
+                limit=gateway.max_model_len,
+                param=param,
+                traceparent=visit.traceparent,
+            )
+        else:
+            gateway.renderer.check_ids(prompt, param)
+            ids = prompt
+        if not ids:
+            raise invalid(
+                f"Invalid '{param}': a prompt has at least one token.", param, "empty_string"
+            )
+        prompts.append(ids)
+    return prompts
+
+
+def _sampling(
+    gateway: Gateway, request: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> SamplingSpec:
+    # One bound holds for all prompts, so the longest one decides.
+    max_tokens = resolve_max_tokens(
+        request.max_tokens,
+        num_prompt=max(map(len, prompts)),
+        limit=gateway.max_model_len,
+        default=DEFAULT_MAX_TOKENS,
+        param="prompt",
+    )
+    return build_sampling(
+        request,
+        gateway.defaults,
+        max_tokens=max_tokens,
+        num_logprobs=request.logprobs,
+        check_ids=gateway.renderer.check_ids,
+    )
+
+
+async def _echoes(
+    gateway: Gateway, request: CompletionRequest, given: Sequence[str | list[int]], n: int
+) -> tuple[str, ...]:
+    """The text of each choice's prompt, when asked for."""
+    if not request.echo:
+        return ()
+    texts = [
+        prompt if isinstance(prompt, str) else await gateway.renderer.decode(prompt)
+        for prompt in given
+    ]
+    return tuple(text for text in texts for _ in range(n))
+
+
+def _output(
+    gateway: Gateway, request: CompletionRequest, echoes: tuple[str, ...], visit: Visit
+) -> OutputPlan:
+    options = request.stream_options
+    return OutputPlan(
+        object_kind=ObjectKind.TEXT_COMPLETION,
+        response_id=visit.response_id,
+        model=gateway.model_name,
+        created_s=unix_now(),
+        is_stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        include_continuous_usage=bool(options and options.continuous_usage_stats),
+        stop=tuple(request.stop or ()),
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        include_logprobs=request.logprobs is not None,
+        num_top_logprobs=request.logprobs or 0,
+        return_token_ids=bool(request.return_token_ids),
+        echo_texts=echoes,
+    )

@@ -1,0 +1,75 @@
+"""The OpenAPI page. Bodies are read and checked by us, so FastAPI is told about them by hand."""
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.frontend.schemas.answers import ErrorAnswer
+from services.frontend.schemas.chat import ChatRequest
+from services.frontend.schemas.completions import CompletionRequest
+from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+
+_REF = "#/components/schemas/{model}"
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+_MEANINGS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "No API key, or a wrong one.",
+    404: "No such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests; `Retry-After` says when to come back.",
+    500: "A fault of the server; the message holds an error id.",
+    503: "The mesh is not ready or lost a service; `Retry-After` says when to come back.",
+    504: "The time limit of the request is over.",
+}
+
+
+def error_docs(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Descriptions of answers that are no success."""
+    return {status: {"model": ErrorAnswer, "description": _MEANINGS[status]} for status in statuses}
+
+
+def body_docs(model: type[BaseModel]) -> dict[str, Any]:
+    """Description of a JSON body."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def generation_docs(body: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+    """Description of an endpoint that generates."""
+    stream = {"schema": {"type": "string"}, "example": "data: {...}\n\ndata: [DONE]\n\n"}
+    success = {
+        "model": answer,
+        "description": "JSON, or events with `stream: true`.",
+        "content": {"text/event-stream": stream},
+    }
+    return {
+        "responses": {200: success, **error_docs(400, 401, 404, 408, 413, 429, 500, 503, 504)},
+        "response_class": Response,
+        "openapi_extra": body_docs(body),
+    }
+
+
+def describe(app: FastAPI, *, title: str, version: str) -> None:
+    """Give the application its OpenAPI document, made when first asked for."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=title, version=version, routes=app.routes)
+            _, bodies = models_json_schema(
+                [(model, "validation") for model in _REQUESTS], ref_template=_REF
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(bodies["$defs"])
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way

@@ -1,0 +1,109 @@
+"""One request on the connection to the detokenizer: verdict, bytes, end.
+
+    submitted --verdict ok--> admitted --frames*--> ended (good or bad)
+        `-----refused-----> ended (bad)
+
+The connection's reader pushes, one HTTP handler awaits. The law: after `end` or `fail` nothing is
+pushed any more; what was pushed before is still read. Bytes that wait here are bounded by the
+credit of the request.
+"""
+
+import asyncio
+
+from shared.errors import RequestError
+from shared.sampling import SequenceStats
+
+
+class Exchange:
+    """The mailbox of one request."""
+
+    __slots__ = (
+        "_pieces",
+        "_waiter",
+        "error",
+        "finish_reason",
+        "is_admitted",
+        "is_ended",
+        "num_bytes",
+        "request_id",
+        "stats",
+        "stream_id",
+    )
+
+    def __init__(self, stream_id: int, request_id: str) -> None:
+        """Wait for a verdict."""
+        self.stream_id = stream_id
+        self.request_id = request_id
+        self.is_admitted = False
+        self.is_ended = False
+        self.error: RequestError | None = None
+        self.finish_reason = ""
+        self.stats: SequenceStats | None = None
+        self.num_bytes = 0
+        self._pieces: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def admit(self) -> None:
+        """The request was taken."""
+        self.is_admitted = True
+        self.wake()
+
+    def push(self, piece: bytes) -> None:
+        """Bytes for the client."""
+        self._pieces.append(piece)
+        self.num_bytes += len(piece)
+        self.wake()
+
+    def finish(self, reason: str, stats: SequenceStats) -> None:
+        """The good end; `reason` is that of the first choice."""
+        self.finish_reason = reason
+        self.stats = stats
+        self.is_ended = True
+        self.wake()
+
+    def fail(self, error: RequestError) -> None:
+        """The bad end, or the refusal."""
+        if not self.is_ended:
+            self.error = error
+            self.is_ended = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Let a waiting reader look again, also without news."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until something is pushed, the end has come or `wake` was called."""
+        if not self._pieces and not self.is_ended:
+            await self._sleep()
+
+    async def wait_for_verdict(self) -> None:
+        """Until admitted; raises the refusal."""
+        while not (self.is_admitted or self.is_ended):
+            await self._sleep()
+        if self.error is not None and not self.is_admitted:
+            raise self.error
+
+    async def wait_for_end(self) -> bytes:
+        """All bytes after the good end; raises the bad one."""
+        while not self.is_ended:
+            await self._sleep()
+        if self.error is not None:
+            raise self.error
+        return self.take()
+
+    def take(self) -> bytes:
+        """The bytes that wait, as one piece; empty if none do."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        self._pieces = []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _sleep(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

@@ -1,0 +1,132 @@
+"""What becomes of body fields that no request model has: nothing is ignored silently.
+
+A field of OpenAI's or vLLM's API that we do not serve is a 400 that names it, unless its value asks
+for nothing (null, or the value that means "off"). A field nobody knows is served without, and named
+in the response header `x-unknown-fields`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from services.frontend.errors import unsupported
+
+UNKNOWN_FIELDS_HEADER: Final = "x-unknown-fields"
+MAX_NAMES: Final = 16
+MAX_NAME_CHARS: Final = 48
+_NOT_BUILT: Final = "this version does not have it"
+
+# Name to the values that ask for nothing, besides null.
+_COMMON: Final[Mapping[str, tuple[object, ...]]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "ec_transfer_params": (),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "metadata": ({},),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "return_tokens_as_token_ids": (False,),
+    "session_id": (),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (),
+}
+CHAT_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "media_io_kwargs": (),
+    "mm_payload": (),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "thinking_token_budget": (-1,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+COMPLETION_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "prompt_embeds": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+}
+# What servers, ours too, put into assistant messages, and clients send back unchanged.
+MESSAGE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+}
+STREAM_OPTIONS_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    "include_obfuscation": (False,),
+}
+
+
+def sort_extra(
+    model: BaseModel | None, not_served: Mapping[str, tuple[object, ...]], path: str = ""
+) -> list[str]:
+    """Refuse the known fields among the extra ones; the paths of the unknown ones.
+
+    Args:
+        model: A parsed part of the body.
+        not_served: Known names with the values that ask for nothing.
+        path: Where the part stands, ending in a dot when not empty.
+    """
+    extra = model.model_extra if model is not None else None
+    if not extra:
+        return []
+    unknown = []
+    for name, value in extra.items():
+        if name not in not_served:
+            unknown.append(path + name)
+        elif value is not None and not _asks_nothing(value, not_served[name]):
+            raise unsupported(path + name, _NOT_BUILT)
+    return unknown
+
+
+def unknown_header(names: Iterable[str]) -> dict[str, str]:
+    """The warning header; names are percent-encoded, cut and counted, so any body is safe."""
+    listed = list(names)
+    if not listed:
+        return {}
+    shown = [quote(name[:MAX_NAME_CHARS], safe="[]._-") for name in listed[:MAX_NAMES]]
+    if len(listed) > MAX_NAMES:
+        shown.append(f"and-{len(listed) - MAX_NAMES}-more")
+    return {UNKNOWN_FIELDS_HEADER: ", ".join(shown)}
+
+
+def _asks_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+    return any(type(value) is type(known) and value == known for known in harmless)

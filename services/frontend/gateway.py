@@ -1,0 +1,65 @@
+"""What all handlers of one gateway share; built once at start, never changed."""
+
+from dataclasses import dataclass
+
+from services.frontend.admission import Admission
+from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.errors import ApiError
+from services.frontend.metrics import GatewayMetrics
+from services.frontend.render import Renderer
+from services.frontend.settings import FrontendSettings
+from services.frontend.streams import StreamKeeper
+from shared.glm.dialect import Dialect
+from shared.sampling import SamplingSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The parts of a gateway.
+
+    `context_length` is the least of the checkpoint's and the setting's; the scheduler's own limit,
+    once known, may be lower still. `started_s` is the Unix time of the start.
+    """
+
+    settings: FrontendSettings
+    dialect: Dialect
+    renderer: Renderer
+    client: DetokenizerClient
+    admission: Admission
+    metrics: GatewayMetrics
+    keeper: StreamKeeper
+    defaults: SamplingSpec
+    context_length: int
+    started_s: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens."""
+        known = self.client.load.max_model_len
+        return min(known, self.context_length) if known else self.context_length
+
+    @property
+    def model_name(self) -> str:
+        """The name in answers."""
+        return self.settings.model_names[0]
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why the chain behind the gateway cannot serve; empty when it can."""
+        if self.admission.is_draining:
+            return "draining"
+        if not self.client.is_connected:
+            return "the detokenizer is not connected"
+        return "" if self.client.load.is_worker_ready else "the worker is not ready"
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served here."""
+        if name is not None and name not in self.settings.model_names:
+            raise model_not_found(name)
+
+
+def model_not_found(name: str) -> ApiError:
+    """A 404 for a model."""
+    return ApiError(
+        404, f"The model '{name[:200]}' does not exist.", param="model", code="model_not_found"
+    )

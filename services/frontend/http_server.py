@@ -1,0 +1,118 @@
+"""The HTTP server: uvicorn with our signals, our envelope and a hard way to close a socket."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.frontend.errors import ApiError
+from shared.errors import ConfigError
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75
+# For open connections to be closed once no request runs any more.
+CLOSE_GRACE_S: Final = 3
+STARTUP_POLL_S: Final = 0.01
+# Name of the ASGI extension that drops the connection of a request.
+ABORT_EXTENSION: Final = "glm.abort"
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """httptools' protocol; what it refuses itself has the one envelope too."""
+
+    def on_message_begin(self) -> None:
+        """Let the application drop a connection whose client takes no bytes."""
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP."""
+        body = ApiError(400, msg, code="invalid_http").body()
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process: draining comes before closing."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves an application on a bound socket."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        """Prepare; `start` begins to accept."""
+        config = uvicorn.Config(
+            app,
+            http=GatewayProtocol,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            # Every fault is logged by the door already, with the request's id.
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_GRACE_S,
+        )
+        self._server = _Server(config)
+        self._listener = listener
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that was bound."""
+        return int(self._listener.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accept connections from now on."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+            await asyncio.sleep(STARTUP_POLL_S)
+
+    async def stop(self) -> None:
+        """Close the listener and all connections; requests in work are cut."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+        self._listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; `ConfigError` names what cannot be bound."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = found[0][0], found[0][4]
+        return _listen(family, address)
+    except OSError as error:
+        raise ConfigError(f"--host {host} --port {port}: {error.strerror}") from None
+
+
+def _listen(family: socket.AddressFamily, address: Any) -> socket.socket:  # noqa: ANN401  # per family
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,110 @@
+"""Numbers of the gateway, under the names that dashboards and routers of vLLM know.
+
+Load gauges show the scheduler's latest snapshot, as relayed by the detokenizer.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from shared.metrics import Metrics
+from shared.sampling import LoadSnapshot, SequenceStats
+
+_LATENCY_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+
+
+class GatewayMetrics:
+    """All series of the gateway."""
+
+    def __init__(self, model_name: str, load: Callable[[], LoadSnapshot]) -> None:
+        """Register every series; `load` is asked at each scrape."""
+        self._metrics = Metrics()
+        counter, histogram = self._metrics.counter, self._metrics.histogram
+        self._add_load_gauges(load)
+        label = ("model_name",)
+        self._prompt_tokens = counter(
+            "vllm:prompt_tokens_total", "Prompt tokens of finished requests.", label
+        ).labels(model_name)
+        self._output_tokens = counter(
+            "vllm:generation_tokens_total", "Generated tokens of finished requests.", label
+        ).labels(model_name)
+        self._success = counter(
+            "vllm:request_success_total",
+            "Requests that ended well, by the first choice's reason.",
+            ("model_name", "finished_reason"),
+        )
+        self._failures = counter(
+            "glm_mesh:request_failures_total", "Requests that ended badly.", ("reason",)
+        )
+        self._disconnects = counter(
+            "glm_mesh:client_disconnects_total", "Clients that left before their end."
+        )
+        self._ttft = histogram(
+            "vllm:time_to_first_token_seconds",
+            "Request to its first bytes of output; streams only.",
+            _LATENCY_BUCKETS,
+            label,
+        ).labels(model_name)
+        self._latency = histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Request to its end.",
+            _LATENCY_BUCKETS,
+            label,
+        ).labels(model_name)
+        self._http = counter(
+            "http_requests_total", "HTTP answers.", ("handler", "method", "status")
+        )
+        self._model_name = model_name
+
+    def count_http(self, handler: str, method: str, status: int) -> None:
+        """One HTTP answer."""
+        self._http.labels(handler, method, str(status)).inc()
+
+    def count_success(self, reason: str, stats: SequenceStats, seconds: float) -> None:
+        """One request that ended well."""
+        self._success.labels(self._model_name, reason).inc()
+        self._prompt_tokens.inc(stats.num_prompt_tokens)
+        self._output_tokens.inc(stats.num_output_tokens)
+        self._latency.observe(seconds)
+
+    def count_failure(self, reason: str) -> None:
+        """One request that was refused or failed."""
+        self._failures.labels(reason).inc()
+
+    def count_disconnect(self) -> None:
+        """One client that left early."""
+        self._disconnects.inc()
+
+    def observe_first_bytes(self, seconds: float) -> None:
+        """Time to the first output of a stream."""
+        self._ttft.observe(seconds)
+
+    def render(self) -> bytes:
+        """The page for Prometheus."""
+        return self._metrics.render()
+
+    def _add_load_gauges(self, load: Callable[[], LoadSnapshot]) -> None:
+        gauge = self._metrics.gauge
+        gauge(
+            "vllm:num_requests_running",
+            "Sequences with a row in the worker.",
+            source=lambda: load().num_running,
+        )
+        gauge(
+            "vllm:num_requests_waiting",
+            "Sequences that wait for admission.",
+            source=lambda: load().num_waiting,
+        )
+        gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of KV blocks in use, 0 to 1.",
+            source=lambda: kv_usage(load()),
+        )
+
+
+def kv_usage(load: LoadSnapshot) -> float:
+    """Share of blocks that cannot be handed out."""
+    if not load.num_total_blocks:
+        return 0.0
+    return 1.0 - load.num_free_blocks / load.num_total_blocks

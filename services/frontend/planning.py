@@ -1,0 +1,103 @@
+"""What both endpoints resolve alike between a parsed body and a `Submission`."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from services.frontend.errors import invalid, unsupported
+from services.frontend.fields import STREAM_OPTIONS_NOT_SERVED, sort_extra
+from services.frontend.gateway import Gateway
+from services.frontend.sampling import choice_seed
+from services.frontend.schemas.fields import GenerationFields, Replay
+from services.frontend.submission import SequencePlan
+from services.frontend.visit import Visit
+from shared.sampling import ReplayScript
+
+MAX_SEQUENCES: Final = 128
+
+
+def check_common(gateway: Gateway, request: GenerationFields, num_prompts: int) -> list[str]:
+    """Refuse what is wrong before any work; the paths of unknown fields."""
+    gateway.check_model(request.model)
+    if request.stream_options is not None and not request.stream:
+        raise invalid("'stream_options' is only allowed with 'stream': true.", "stream_options")
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        raise invalid(
+            "'stream_options.continuous_usage_stats' needs 'stream_options.include_usage'.",
+            "stream_options.continuous_usage_stats",
+        )
+    num_sequences = num_prompts * (request.n or 1)
+    if num_sequences > MAX_SEQUENCES:
+        raise invalid(
+            f"Invalid 'n': {num_prompts} prompts with {request.n} choices each are more than "
+            f"{MAX_SEQUENCES} in one request.",
+            "n",
+            "integer_above_max_value",
+        )
+    _check_replay_mode(gateway, request)
+    return sort_extra(options, STREAM_OPTIONS_NOT_SERVED, "stream_options.")
+
+
+async def replay_script(gateway: Gateway, replay: Replay | None) -> ReplayScript | None:
+    """The script of a replay request; spellings of control tokens become control tokens."""
+    if replay is None:
+        return None
+    if (replay.text is None) == (replay.token_ids is None):
+        raise invalid("'replay' takes exactly one of 'text' and 'token_ids'.", "replay")
+    if replay.token_ids is not None:
+        gateway.renderer.check_ids(replay.token_ids, "replay.token_ids")
+        ids: Sequence[int] = replay.token_ids
+    else:
+        ids = await gateway.renderer.encode(
+            replay.text or "",
+            allow_control=True,
+            limit=gateway.max_model_len,
+            param="replay.text",
+        )
+    return ReplayScript(token_ids=tuple(ids), tokens_per_step=tuple(replay.tokens_per_step or (1,)))
+
+
+def sequences_of(
+    prompts: Sequence[Sequence[int]], n: int, seed: int, script: ReplayScript | None
+) -> tuple[SequencePlan, ...]:
+    """The choices, prompt by prompt, `n` each; a choice's seed does not depend on its prompt."""
+    return tuple(
+        SequencePlan(
+            index=i * n + choice,
+            prompt_token_ids=ids,
+            seed=choice_seed(seed, choice),
+            replay=script,
+        )
+        for i, ids in enumerate(prompts)
+        for choice in range(n)
+    )
+
+
+def new_response_id(prefix: str, request: GenerationFields, visit: Visit) -> str:
+    """A fresh id of the answer, noted in the visit; the body's `request_id` labels the visit."""
+    visit.response_id = f"{prefix}-{uuid.uuid4().hex}"
+    if request.request_id is not None and not visit.has_given_id:
+        visit.request_id = request.request_id
+    if visit.span is not None:
+        visit.span.set("gen_ai.response.id", visit.response_id)
+    return visit.response_id
+
+
+def unix_now() -> int:
+    """Seconds since the epoch, for `created`."""
+    return int(time.time())
+
+
+def _check_replay_mode(gateway: Gateway, request: GenerationFields) -> None:
+    is_replay = gateway.settings.worker_mode == "replay"
+    if is_replay and request.replay is None:
+        raise invalid(
+            "Missing required parameter: 'replay'. This server has no model, each request brings "
+            "the output it wants.",
+            "replay",
+            "missing_required_parameter",
+        )
+    if not is_replay and request.replay is not None:
+        raise unsupported("replay", "only a server in replay mode takes it")

@@ -1,0 +1,105 @@
+"""POST /tokenize and /detokenize."""
+
+from fastapi import APIRouter, Request
+
+from services.frontend.bodies import Body, read_body
+from services.frontend.chat_plan import conversation_of
+from services.frontend.conversation import tool_choice_of
+from services.frontend.documentation import body_docs, error_docs
+from services.frontend.errors import invalid
+from services.frontend.gateway import Gateway
+from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
+from services.frontend.schemas.chat import ChatRequest
+from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from services.frontend.validation import parse
+from services.frontend.visit import visit_of
+
+# A text may be longer than the context here; the body's own limit bounds it.
+_NO_LIMIT = 1 << 62
+
+
+def router(gateway: Gateway) -> APIRouter:
+    """The routes of the tokenizer."""
+    routes = APIRouter(tags=["tokenizer"])
+
+    @routes.post(
+        "/tokenize",
+        response_model=TokenizeAnswer,
+        response_model_exclude_none=True,
+        responses=error_docs(400, 413),
+        openapi_extra=body_docs(TokenizeRequest),
+    )
+    async def tokenize(request: Request) -> TokenizeAnswer:
+        """Ids of a text, or of a conversation as it would be shown to the model."""
+        body = await _read(gateway, request)
+        asked = parse(TokenizeRequest, body.value)
+        gateway.check_model(asked.model)
+        ids = await _ids(gateway, asked, body)
+        strings = None
+        if asked.return_token_strs:
+            strings = [gateway.dialect.token_string(token_id) for token_id in ids]
+        return TokenizeAnswer(
+            count=len(ids),
+            max_model_len=gateway.max_model_len,
+            tokens=ids,
+            token_strs=strings,
+        )
+
+    @routes.post(
+        "/detokenize",
+        response_model=DetokenizeAnswer,
+        responses=error_docs(400, 413),
+        openapi_extra=body_docs(DetokenizeRequest),
+    )
+    async def detokenize(request: Request) -> DetokenizeAnswer:
+        """The text of ids; special tokens are shown, ids outside the vocabulary refused."""
+        body = await _read(gateway, request)
+        asked = parse(DetokenizeRequest, body.value)
+        gateway.check_model(asked.model)
+        gateway.renderer.check_ids(asked.tokens, "tokens")
+        return DetokenizeAnswer(prompt=await gateway.renderer.decode(asked.tokens))
+
+    return routes
+
+
+async def _read(gateway: Gateway, request: Request) -> Body:
+    visit = visit_of(request.scope)
+    visit.cleanup.callback(gateway.admission.enter())
+    body = await read_body(
+        request.scope,
+        request.receive,
+        max_bytes=gateway.settings.max_body_bytes,
+        timeout_s=gateway.settings.body_timeout_s,
+    )
+    visit.watch(request.receive)
+    return body
+
+
+async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("Give exactly one of 'prompt' and 'messages'.", "prompt")
+    if asked.prompt is not None:
+        return await gateway.renderer.encode(
+            asked.prompt, allow_control=True, limit=_NO_LIMIT, param="prompt"
+        )
+    # The very rules of the chat endpoint, so that the count is what a request would cost.
+    chat = parse(ChatRequest, {name: body.value[name] for name in _CHAT_FIELDS & body.value.keys()})
+    tool_choice_of(chat, has_parser=True)
+    conversation, _ = conversation_of(gateway, chat, body)
+    prompt = await gateway.renderer.render_chat(
+        conversation, num_bytes=body.num_bytes, limit=_NO_LIMIT
+    )
+    return prompt.token_ids
+
+
+_CHAT_FIELDS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "messages",
+        "reasoning_effort",
+        "thinking",
+        "tools",
+    }
+)

@@ -1,0 +1,133 @@
+"""From request fields to a complete `SamplingSpec`, and the seed of every choice."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from services.frontend.errors import context_exceeded, invalid
+from services.frontend.schemas.fields import GenerationFields
+from services.frontend.validation import quote
+from shared.sampling import SamplingSpec
+
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15  # the increment of splitmix64
+# Below it float32 logits overflow when divided; such a temperature means greedy.
+_MIN_TEMPERATURE: Final = 1e-5
+# The smallest mass that float32 keeps apart from 0, with a margin; it selects one token anyway.
+_MIN_TOP_P: Final = 1e-9
+_DEFAULT_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+CheckIds = Callable[[list[int], str], None]
+
+
+def sampling_defaults(
+    generation_config: Mapping[str, Any], eos_token_ids: Sequence[int]
+) -> SamplingSpec:
+    """The checkpoint's own defaults, what it does not set is off; end ids primary first."""
+    found = {
+        name: generation_config[name]
+        for name in _DEFAULT_NAMES
+        if isinstance(generation_config.get(name), (int, float))
+    }
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return dataclasses.replace(SamplingSpec(), **found, eos_token_ids=tuple(eos_token_ids))
+
+
+def build_sampling(
+    request: GenerationFields,
+    defaults: SamplingSpec,
+    *,
+    max_tokens: int,
+    num_logprobs: int | None,
+    check_ids: CheckIds,
+) -> SamplingSpec:
+    """Every setting resolved; id ranges checked.
+
+    Args:
+        request: The parsed body.
+        defaults: The checkpoint's.
+        max_tokens: Resolved bound of the output.
+        num_logprobs: Resolved; None for no logprobs.
+        check_ids: Refuses ids outside the vocabulary, naming the field.
+    """
+    stop_ids = request.stop_token_ids or []
+    check_ids(stop_ids, "stop_token_ids")
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(
+            f"Invalid 'min_tokens': {quote(min_tokens)} is more than the most tokens to generate "
+            f"({max_tokens}).",
+            "min_tokens",
+        )
+    temperature = _given(request.temperature, defaults.temperature)
+    top_k = _given(request.top_k, defaults.top_k)
+    return dataclasses.replace(
+        defaults,
+        temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
+        top_p=max(_given(request.top_p, defaults.top_p), _MIN_TOP_P),
+        # More than any vocabulary is the same as off, and fits no wire type.
+        top_k=top_k if 0 < top_k < 1 << 31 else 0,
+        min_p=_given(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
+        seed=base_seed(request.seed),
+        num_logprobs=num_logprobs,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(stop_ids),
+        ignore_eos=bool(request.ignore_eos),
+        logit_bias=_bias(request.logit_bias, check_ids),
+    )
+
+
+def resolve_max_tokens(
+    asked: int | None, *, num_prompt: int, limit: int, default: int | None, param: str
+) -> int:
+    """The bound of the output: what was asked, else the default, else the room that is left.
+
+    Raises:
+        ApiError: The prompt leaves no room, or less than was asked.
+    """
+    room = limit - num_prompt
+    if room < 1:
+        raise context_exceeded(limit, num_prompt, asked, param)
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise context_exceeded(limit, num_prompt, asked, param)
+    return asked
+
+
+def base_seed(seed: int | None) -> int:
+    """The given seed as 64 bits; a random one for unseeded requests."""
+    return secrets.randbits(64) if seed is None else seed & _MASK
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of a choice: the base for the first, mixed with its number for the others."""
+    if choice == 0:
+        return seed
+    mixed = (seed + choice * _GOLDEN) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+def _given(value: Any, default: Any) -> Any:  # noqa: ANN401  # a number of either kind
+    return default if value is None else value
+
+
+def _bias(given: Mapping[str, float] | None, check_ids: CheckIds) -> tuple[tuple[int, float], ...]:
+    bias: dict[int, float] = {}
+    for key, value in (given or {}).items():
+        # isdecimal takes digits of any script, int() as well; ascii keeps to JSON's.
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise invalid(
+                f"Invalid 'logit_bias': key {quote(key)} is not a token id.", "logit_bias"
+            )
+        check_ids([int(key)], "logit_bias")
+        bias[int(key)] = value
+    return tuple(bias.items())

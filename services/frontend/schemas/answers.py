@@ -1,0 +1,138 @@
+"""Shapes of answers, for the documentation page and the small endpoints.
+
+Generated answers are written by the detokenizer and pass through as bytes; the models of them here
+only describe.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Answer(BaseModel):
+    """Nothing to validate: these are ours."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class ErrorFields(Answer):
+    """What went wrong."""
+
+    message: str = Field(description="For people.")
+    type: str = Field(description="invalid_request_error, rate_limit_error or server_error.")
+    param: str | None = Field(description="Path of the field, like messages[0].role.")
+    code: str | None = Field(description="For programs, like context_length_exceeded.")
+
+
+class ErrorAnswer(Answer):
+    """The body of every answer that is not a success."""
+
+    error: ErrorFields
+
+
+class Usage(Answer):
+    """Token counts over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: dict[str, int] | None = None
+    prompt_tokens_details: dict[str, int] | None = None
+
+
+class AnswerMessage(Answer):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str | None = Field(None, description="The thinking.")
+    reasoning_content: str | None = Field(None, description="Same as `reasoning`.")
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatChoice(Answer):
+    """One continuation."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"]
+    stop_reason: int | str | None = Field(None, description="The stop string or id that matched.")
+
+
+class ChatCompletion(Answer):
+    """A whole answer; a stream has chunks of `chat.completion.chunk`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class TextChoice(Answer):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: int | str | None = None
+
+
+class TextCompletion(Answer):
+    """A whole answer; choices stand prompt by prompt, `n` each."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class Model(Answer):
+    """A served name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "glm-mesh"
+    root: str = Field(description="The name in answers.")
+    parent: str | None = None
+    max_model_len: int = Field(description="Longest prompt plus output, in tokens.")
+
+
+class ModelList(Answer):
+    """All served names."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenizeAnswer(Answer):
+    """Ids of a text or conversation."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(Answer):
+    """The text of ids."""
+
+    prompt: str
+
+
+class Health(Answer):
+    """Every service of the chain is there."""
+
+    status: Literal["ready"]
+
+
+class Version(Answer):
+    """Version of this software."""
+
+    version: str

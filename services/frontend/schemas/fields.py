@@ -1,0 +1,134 @@
+"""Request fields that chat and completions share, with OpenAI's strictness and limits.
+
+No coercion: "0.5" is no number and 1 is no boolean. `null` always means absent. Fields that no
+model here names stay in `model_extra`; `services.frontend.fields` decides what becomes of them.
+"""
+
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_STOP_STRINGS: Final = 4
+MAX_STOP_BYTES: Final = 256  # OutputSpec.stop of glm.v1
+MAX_CHOICES: Final = 128
+MAX_LOGPROBS: Final = 20
+MAX_ID_LIST: Final = 1024
+_INT64: Final = 2**63
+
+
+class StrictModel(BaseModel):
+    """Strict types, unknown fields kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+def _check_stop(value: object) -> object:
+    """One string or a list of them, as a list."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise PydanticCustomError("invalid_type", "expected a string or an array of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise PydanticCustomError(
+            "array_above_max_length",
+            "expected at most {limit} strings, got {count}",
+            {"limit": MAX_STOP_STRINGS, "count": len(stops)},
+        )
+    for stop in stops:
+        if isinstance(stop, str) and not 0 < len(stop.encode("utf-8", "replace")) <= MAX_STOP_BYTES:
+            raise PydanticCustomError(
+                "invalid_value", "a stop string has 1 to {limit} bytes", {"limit": MAX_STOP_BYTES}
+            )
+    return stops
+
+
+Stop = Annotated[
+    list[str],
+    BeforeValidator(_check_stop),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = Field(
+        None, description="One last chunk with `choices: []` and the usage of all choices."
+    )
+    continuous_usage_stats: bool | None = Field(
+        None, description="Usage in every chunk; needs `include_usage`."
+    )
+
+
+class Replay(StrictModel):
+    """What a replay worker emits in place of a model; only with `--worker-mode replay`."""
+
+    text: str | None = Field(
+        None, description="Output text; spellings of control tokens become control tokens."
+    )
+    token_ids: list[int] | None = Field(None, description="Output ids, in place of `text`.")
+    tokens_per_step: list[Annotated[int, Field(ge=1, le=4096)]] | None = Field(
+        None, min_length=1, max_length=4096, description="Tokens per step, cycled; 1 by default."
+    )
+
+
+class GenerationFields(StrictModel):
+    """Fields of both endpoints."""
+
+    model: str | None = Field(None, description="A served name; absent means the served model.")
+    stream: bool | None = Field(None, description="Answer as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Needs `stream: true`.")
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Choices per prompt; 1.")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy. Default from the checkpoint."
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Nucleus mass. Default from the checkpoint."
+    )
+    top_k: int | None = Field(None, ge=-1, description="0 and -1 are off.")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="Least probability, as a share of the best token's."
+    )
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="1 is off.")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_ID_LIST, description="Token id to shift of its logit."
+    )
+    seed: int | None = Field(
+        None,
+        ge=-_INT64,
+        le=_INT64 - 1,
+        description="Same seed, same answer. Choice i > 0 uses a seed derived from it and i.",
+    )
+    stop: Stop | None = Field(
+        None, description=f"Up to {MAX_STOP_STRINGS} strings that end the content."
+    )
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_ID_LIST)
+    include_stop_str_in_output: bool | None = Field(None)
+    ignore_eos: bool | None = Field(None, description="Let end tokens pass as ordinary ones.")
+    min_tokens: int | None = Field(None, ge=0, description="No stop before this many tokens.")
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate.")
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out where no output parser runs; true."
+    )
+    return_token_ids: bool | None = Field(None, description="Ids beside the text.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^@/\\\x00]*$",
+        description="Separates prefix caches.",
+    )
+    user: str | None = Field(None, description="A label; no effect on the answer.")
+    request_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        pattern=r"^[\x21-\x7e]+$",
+        description="The caller's label; the header x-request-id wins.",
+    )
+    replay: Replay | None = Field(None, description="See `Replay`.")
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,107 @@
+"""The life of a generation request, the same for both endpoints.
+
+    admit -> read body -> parse -> plan (render, resolve) -> submit -> verdict -> answer
+
+The head of the answer waits for the verdict, so a refusal is an HTTP status. Everything taken on
+the way is given back by the visit's cleanup.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.bodies import Body, read_body
+from services.frontend.exchange import Exchange
+from services.frontend.fields import unknown_header
+from services.frontend.gateway import Gateway
+from services.frontend.streams import StreamAnswer
+from services.frontend.submission import Submission
+from services.frontend.visit import Visit, visit_of
+from shared.errors import FailureReason, RequestError
+
+# Beyond the time the mesh itself allows a request, for its own end to arrive.
+BACKSTOP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A request ready to be submitted, and the body fields that nobody knows."""
+
+    submission: Submission
+    unknown_fields: list[str]
+
+
+Planner = Callable[[Gateway, Body, Visit], Awaitable[Plan]]
+
+
+async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Response:
+    """One request from its headers to its answer."""
+    visit = visit_of(request.scope)
+    visit.cleanup.callback(gateway.admission.enter())
+    body = await read_body(
+        request.scope,
+        request.receive,
+        max_bytes=gateway.settings.max_body_bytes,
+        timeout_s=gateway.settings.body_timeout_s,
+    )
+    visit.watch(request.receive)
+    try:
+        plan = await plan_request(gateway, body, visit)
+        exchange = gateway.client.submit(plan.submission)
+    except RequestError as error:
+        gateway.metrics.count_failure(error.reason.name.lower())
+        raise
+    visit.cleanup.callback(_settle, gateway, exchange, visit)
+    await _wait_for_verdict(exchange, gateway.settings.verdict_timeout_s)
+    headers = unknown_header(plan.unknown_fields)
+    if plan.submission.output.is_stream:
+        return StreamAnswer(
+            exchange,
+            client=gateway.client,
+            keeper=gateway.keeper,
+            headers=headers,
+            on_first_bytes=lambda: gateway.metrics.observe_first_bytes(visit.age_s),
+        )
+    limit_s = gateway.settings.request_timeout_s + BACKSTOP_S
+    return Response(
+        await _whole_answer(exchange, limit_s), headers=headers, media_type="application/json"
+    )
+
+
+async def _wait_for_verdict(exchange: Exchange, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await exchange.wait_for_verdict()
+    except TimeoutError:
+        late = RequestError(
+            FailureReason.UPSTREAM_LOST,
+            f"the mesh did not answer within {timeout_s:g} s",
+            retry_after_ms=1000,
+        )
+        exchange.fail(late)
+        raise late from None
+
+
+async def _whole_answer(exchange: Exchange, limit_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await exchange.wait_for_end()
+    except TimeoutError:
+        late = RequestError(
+            FailureReason.DEADLINE_EXCEEDED, f"the request did not end within {limit_s:g} s"
+        )
+        exchange.fail(late)
+        raise late from None
+
+
+def _settle(gateway: Gateway, exchange: Exchange, visit: Visit) -> None:
+    """The end of every submitted request: give it up if it still runs, and count it."""
+    gateway.client.close(exchange)
+    if exchange.stats is not None:
+        gateway.metrics.count_success(exchange.finish_reason, exchange.stats, visit.age_s)
+    elif exchange.error is not None:
+        gateway.metrics.count_failure(exchange.error.reason.name.lower())

@@ -1,0 +1,104 @@
+"""Settings of the frontend; flag names as in vLLM where vLLM has the flag."""
+
+import json
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from shared.config import Address, ServiceSettings
+from shared.errors import CheckpointError
+
+WorkerMode = Literal["model", "replay"]
+
+
+class FrontendSettings(ServiceSettings):
+    """What the frontend is told."""
+
+    service: ClassVar[str] = "frontend"
+
+    detokenizer_address: Address = Field(description="gRPC address of the detokenizer.")
+    model: Path = Field(description="Checkpoint folder; tokenizer, template and config are read.")
+    host: str = Field(default="127.0.0.1", description="Address the HTTP server listens on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    served_model_name: list[str] = Field(
+        default_factory=list,
+        description="Names clients may use, repeatable; the first stands in answers. "
+        "Default: the folder's name.",
+    )
+    api_key: list[SecretStr] = Field(
+        default_factory=list, description="Key that /v1 asks for, repeatable; none means open."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
+    )
+    reasoning_parser: Literal["glm45", "none"] = Field(
+        default="glm45", description="Splits thinking from the answer."
+    )
+    tool_call_parser: Literal["glm47", "none"] = Field(
+        default="glm47", description="Turns calls in the output into tool_calls."
+    )
+    worker_mode: WorkerMode = Field(
+        default="model", description="replay: each request brings the output it wants."
+    )
+    max_concurrent_requests: int = Field(
+        default=1024, ge=1, description="Requests in work at once; more are answered 429."
+    )
+    max_body_bytes: int = Field(
+        default=16 << 20, ge=1024, description="Largest request body; more is answered 413."
+    )
+    body_timeout_s: float = Field(default=60.0, gt=0, description="For a body to arrive.")
+    verdict_timeout_s: float = Field(
+        default=10.0, gt=0, description="For the mesh to take or refuse a request."
+    )
+    request_timeout_s: float = Field(
+        default=3600.0, gt=0, le=86400, description="Whole time of a request."
+    )
+    client_stall_timeout_s: float = Field(
+        default=30.0, gt=0, description="A client that takes no bytes for so long is cut off."
+    )
+    sse_keep_alive_interval: float = Field(
+        default=15.0, ge=0, description="Seconds of silence before a comment line; 0 is off."
+    )
+    stream_credit_bytes: int = Field(
+        default=256 << 10, ge=4096, description="Bytes of one stream on their way to a client."
+    )
+    num_render_threads: int = Field(default=2, ge=1, description="Threads for long prompts.")
+    max_waiting_renders: int = Field(
+        default=64, ge=0, description="Long prompts that may wait; more are answered 429."
+    )
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="For running requests to end after SIGTERM."
+    )
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _names_are_not_empty(cls, names: list[str]) -> list[str]:
+        if not all(names):
+            raise ValueError("a served model name is empty")
+        return names
+
+    @field_validator("api_key")
+    @classmethod
+    def _keys_are_not_empty(cls, keys: list[SecretStr]) -> list[SecretStr]:
+        # An empty key would let everybody in who sends an empty token.
+        if not all(key.get_secret_value() for key in keys):
+            raise ValueError("an API key is empty")
+        return keys
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names clients may use, the shown one first."""
+        return tuple(self.served_model_name) or (self.model.resolve().name,)
+
+
+def checkpoint_context_length(model_dir: Path) -> int:
+    """`max_position_embeddings` of the checkpoint's config.json."""
+    path = model_dir / "config.json"
+    try:
+        value = json.loads(path.read_text("utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{path}: max_position_embeddings {value!r} is no length")
+    return value

@@ -1,0 +1,188 @@
+"""Delivery of one stream's bytes, and the keeper that looks after all of them.
+
+Frames go out as they came, nothing is encoded again. The keeper wakes up a few times a second: it
+sends a comment line on streams that were silent for long, and cuts clients that take no bytes.
+That costs nothing per frame.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.errors import ApiError, from_request_error
+from services.frontend.exchange import Exchange
+from services.frontend.http_server import ABORT_EXTENSION
+from shared import sse
+from shared.errors import FailureReason, RequestError
+
+TICK_S: Final = 0.25
+# A stream that has failed waits only so long for its client to take the error.
+FAILED_STALL_S: Final = 2.0
+HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One stream on its way out; times are of the monotonic clock."""
+
+    exchange: Exchange
+    task: "asyncio.Task[object] | None"
+    opened: float
+    last_sent: float
+    blocked_since: float | None = None
+    has_output: bool = False
+    is_silent: bool = False
+    is_cut: bool = False
+
+
+class StreamKeeper:
+    """Looks after the streams that are under way.
+
+    Args:
+        keep_alive_s: Silence before a comment line; 0 is off.
+        stall_s: A client that takes no bytes for so long is cut off.
+        max_s: A stream that has not ended by then fails, whatever the mesh says.
+    """
+
+    def __init__(self, *, keep_alive_s: float, stall_s: float, max_s: float) -> None:
+        """Start with no streams."""
+        self._keep_alive_s = keep_alive_s
+        self._stall_s = stall_s
+        self._max_s = max_s
+        self._lanes: set[Lane] = set()
+
+    def open(self, exchange: Exchange) -> Lane:
+        """Look after a stream that the current task delivers."""
+        now = time.monotonic()
+        lane = Lane(exchange, asyncio.current_task(), now, now)
+        self._lanes.add(lane)
+        return lane
+
+    def close(self, lane: Lane) -> None:
+        """The stream has ended."""
+        self._lanes.discard(lane)
+
+    async def run(self) -> None:
+        """Look after the streams until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """One round over all streams."""
+        for lane in self._lanes:
+            if now - lane.opened > self._max_s:
+                lane.exchange.fail(
+                    RequestError(FailureReason.DEADLINE_EXCEEDED, "the request took too long")
+                )
+            if lane.blocked_since is not None:
+                limit = FAILED_STALL_S if lane.exchange.error is not None else self._stall_s
+                if now - lane.blocked_since > limit and lane.task is not None and not lane.is_cut:
+                    lane.is_cut = True
+                    lane.task.cancel()
+            elif self._keep_alive_s and now - lane.last_sent >= self._keep_alive_s:
+                lane.is_silent = True
+                lane.exchange.wake()
+
+
+class StreamAnswer(Response):
+    """The response whose body are the frames of an exchange.
+
+    Args:
+        exchange: Admitted.
+        client: Gets the credit for bytes that left.
+        keeper: Looks after the delivery.
+        headers: Further response headers.
+        on_first_bytes: Called once, when output has left for the first time.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        client: DetokenizerClient,
+        keeper: StreamKeeper,
+        headers: Mapping[str, str],
+        on_first_bytes: Callable[[], None],
+    ) -> None:
+        """Prepare the head; there is no body yet, so the parent's constructor is not for us."""
+        self.status_code = 200
+        self.background = None
+        self._exchange = exchange
+        self._client = client
+        self._keeper = keeper
+        self._on_first_bytes = on_first_bytes
+        self.init_headers({**HEADERS, **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send head, frames and end."""
+        lane = self._keeper.open(self._exchange)
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            await self._send_frames(lane, send)
+            await self._send_end(lane, send)
+        except asyncio.CancelledError:
+            if not lane.is_cut:
+                raise
+            _drop_connection(scope)
+            raise RequestError(
+                FailureReason.SLOW_READER, "the client did not take its bytes in time"
+            ) from None
+        finally:
+            self._keeper.close(lane)
+
+    async def _send_frames(self, lane: Lane, send: Send) -> None:
+        exchange = self._exchange
+        while True:
+            await exchange.wait()
+            data = exchange.take()
+            if data:
+                await _send(lane, send, data)
+                self._client.give_credit(exchange, len(data))
+                if not lane.has_output:
+                    lane.has_output = True
+                    self._on_first_bytes()
+            elif exchange.is_ended:
+                return
+            elif lane.is_silent:
+                await _send(lane, send, sse.KEEP_ALIVE)
+
+    async def _send_end(self, lane: Lane, send: Send) -> None:
+        """A good end has had its last frame; a bad one gets the error and [DONE] from here."""
+        error = self._exchange.error
+        tail = b"" if error is None else error_frames(from_request_error(error))
+        await _send(lane, send, tail, is_last=True)
+
+
+def error_frames(error: ApiError) -> bytes:
+    """The end of a stream that failed."""
+    return sse.event(error.body()) + sse.DONE
+
+
+def _drop_connection(scope: Scope) -> None:
+    """Close at once: an orderly close would wait for the client to take what is buffered."""
+    extension = (scope.get("extensions") or {}).get(ABORT_EXTENSION)
+    if extension is not None:
+        extension["abort"]()
+
+
+async def _send(lane: Lane, send: Send, data: bytes, *, is_last: bool = False) -> None:
+    lane.blocked_since = time.monotonic()
+    await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+    lane.blocked_since = None
+    lane.last_sent = time.monotonic()
+    lane.is_silent = False

@@ -1,0 +1,94 @@
+"""A gateway on a loopback port, before a fake detokenizer on a unix socket."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from services.frontend.gateway import Gateway
+from services.frontend.process import build_gateway, running_http
+from services.frontend.settings import FrontendSettings
+from shared.glm.dialect import Dialect
+from tests.services.frontend.fake_detokenizer import FakeDetokenizer
+
+MODEL_DIR = Path(__file__).resolve().parents[3] / "models" / "glm-nano"
+NAME = "nano"
+
+
+@dataclass
+class Mesh:
+    """What a test talks to."""
+
+    gateway: Gateway
+    fake: FakeDetokenizer
+    http: httpx.AsyncClient
+    port: int
+
+    @property
+    def openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="k", max_retries=0)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.http.post(
+            "/v1/completions", json={"model": NAME, "prompt": "Hi", **fields}
+        )
+
+    async def wait_until_connected(self) -> None:
+        async with asyncio.timeout(5):
+            while self.gateway.not_ready_reason:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A short private folder: socket paths have little room."""
+    with tempfile.TemporaryDirectory(prefix="glm", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def dialect() -> Dialect:
+    return Dialect.load(MODEL_DIR)
+
+
+@pytest.fixture
+def extra_settings() -> dict[str, Any]:
+    """Settings that a test module or class wants different."""
+    return {}
+
+
+@pytest.fixture
+def settings(run_dir: Path, extra_settings: dict[str, Any]) -> FrontendSettings:
+    values: dict[str, Any] = {
+        "address": f"unix:{run_dir}/f.sock",
+        "detokenizer_address": f"unix:{run_dir}/d.sock",
+        "model": MODEL_DIR,
+        "port": 0,
+        "served_model_name": [NAME, "alias"],
+        **extra_settings,
+    }
+    return FrontendSettings(**values)
+
+
+@pytest.fixture
+async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
+    fake = FakeDetokenizer(settings.detokenizer_address)
+    await fake.start()
+    gateway = build_gateway(settings)
+    async with running_http(gateway) as http:
+        url = f"http://127.0.0.1:{http.port}"
+        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            mesh = Mesh(gateway, fake, client, http.port)
+            await mesh.wait_until_connected()
+            yield mesh
+    await fake.stop()
