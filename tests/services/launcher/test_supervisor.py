@@ -84,8 +84,8 @@ async def test_a_mesh_comes_up_says_what_is_where_and_stops_in_order(tmp_path: P
 async def test_warnings_of_a_service_are_shown_with_its_name(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path / "r")
     running = asyncio.create_task(mesh.run())
-    screen = await mesh.until(lambda text: "second line" in text and "Ctrl-C" in text)
-    assert "worker| x WARNING fake fake: a warning" in screen
+    shown = "worker| x WARNING fake fake: a warning\nworker|     with a second line\n"
+    screen = await mesh.until(lambda text: shown in text and "Ctrl-C" in text)
     assert "started pid" not in screen
     mesh.stop.set()
     await running
