@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from services.frontend.auth import ApiKeys
@@ -15,7 +16,10 @@ from shared.admin import software_version
 
 def create_app(gateway: Gateway) -> FastAPI:
     """All routes behind the door."""
-    app = FastAPI(title="glm-mesh", version=software_version(), redirect_slashes=False)
+    # The documentation page with its scripts served from here: no network beyond this host needed.
+    app = FastAPIOffline(
+        redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
+    )
     for room in (chat, completions, models, tokenize, operations):
         app.include_router(room.router(gateway))
     keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)

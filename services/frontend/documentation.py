@@ -7,15 +7,18 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.frontend.schemas.answers import ErrorAnswer
+from services.frontend.schemas.answers import ChatCompletion, ErrorAnswer, TextCompletion
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
-_REQUESTS: tuple[type[BaseModel], ...] = (
+# Models that no handler's signature mentions.
+_DESCRIBED: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
+    ChatCompletion,
+    TextCompletion,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -45,11 +48,15 @@ def body_docs(model: type[BaseModel]) -> dict[str, Any]:
 
 def generation_docs(body: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
     """Description of an endpoint that generates."""
-    stream = {"schema": {"type": "string"}, "example": "data: {...}\n\ndata: [DONE]\n\n"}
     success = {
-        "model": answer,
         "description": "JSON, or events with `stream: true`.",
-        "content": {"text/event-stream": stream},
+        "content": {
+            "application/json": {"schema": {"$ref": _REF.format(model=answer.__name__)}},
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "example": "data: {...}\n\ndata: [DONE]\n\n",
+            },
+        },
     }
     return {
         "responses": {200: success, **error_docs(400, 401, 404, 408, 413, 429, 500, 503, 504)},
@@ -65,7 +72,7 @@ def describe(app: FastAPI, *, title: str, version: str) -> None:
         if app.openapi_schema is None:
             document = get_openapi(title=title, version=version, routes=app.routes)
             _, bodies = models_json_schema(
-                [(model, "validation") for model in _REQUESTS], ref_template=_REF
+                [(model, "validation") for model in _DESCRIBED], ref_template=_REF
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(bodies["$defs"])

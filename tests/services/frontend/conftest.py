@@ -45,7 +45,7 @@ class Mesh:
 
     async def wait_until_connected(self) -> None:
         async with asyncio.timeout(5):
-            while self.gateway.not_ready_reason:
+            while self.gateway.not_ready_reason:  # noqa: ASYNC110  # told by no event
                 await asyncio.sleep(0.01)
 
 
