@@ -12,6 +12,10 @@ from shared.errors import GlmMeshError, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, TokenLogprobs
 
 
+class WorkerLostError(GlmMeshError):
+    """The epoch is over without fault of a plan or a sequence. The text is ours, not a peer's."""
+
+
 class WorkerContractError(GlmMeshError):
     """The worker broke the rules of the step protocol; its epoch is over."""
 

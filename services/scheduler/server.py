@@ -1,0 +1,253 @@
+"""The gRPC door of the scheduler: submits and aborts in, verdicts, token columns and ends out.
+
+A `Connect` stream is one outlet with many sequences, a `Generate` call one outlet with one request;
+both write through a bounded outbox. Messages of glm.v1 stop here.
+"""
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.engine import Engine
+from services.scheduler.messages import (
+    AbortReason,
+    Delivery,
+    SequenceEnd,
+    SequenceSubmit,
+    Submission,
+    TokenColumns,
+    Verdict,
+)
+from services.scheduler.outbox import Outbox, OutboxLimits
+from shared.errors import FailureReason, RequestError
+from shared.wire import (
+    failure_to_proto,
+    load_to_proto,
+    logprobs_to_proto,
+    replay_from_proto,
+    sampling_from_proto,
+    stats_to_proto,
+    unpack_ids,
+)
+
+Context: TypeAlias = grpc.aio.ServicerContext
+ConnectRequest: TypeAlias = scheduler_pb2.SchedulerServiceConnectRequest
+ConnectResponse: TypeAlias = scheduler_pb2.SchedulerServiceConnectResponse
+GenerateResponse: TypeAlias = scheduler_pb2.SchedulerServiceGenerateResponse
+
+_ABORT_REASONS: Final = {int(reason): reason for reason in AbortReason}
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Serves `SchedulerService`."""
+
+    def __init__(self, engine: Engine, limits: OutboxLimits) -> None:
+        """Keep the engine that all calls share."""
+        self._engine = engine
+        self._limits = limits
+
+    async def Connect(self, request_iterator: object, context: Context) -> None:
+        """Serve one detokenizer until its stream ends."""
+        await _Connection(self._engine, self._limits, context).run()
+
+    async def Generate(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context
+    ) -> None:
+        """Serve one request until its last sequence has ended."""
+        submission = submission_from_proto(request.submit)
+        stream_ids = [sequence.stream_id for sequence in submission.sequences]
+        if len(set(stream_ids)) != len(stream_ids):
+            raise _not_distinct(stream_ids)
+        outbox: Outbox[GenerateResponse] = Outbox(self._limits)
+        num_open = len(stream_ids)
+
+        def deliver(delivery: Delivery) -> None:
+            nonlocal num_open
+            message = delivery_to_proto(delivery)
+            outbox.put(GenerateResponse(tokens=message.tokens, ends=message.ends))
+            num_open -= len(delivery.ends)
+            if not num_open:
+                outbox.complete()
+
+        outlet = self._engine.open_outlet(deliver)
+        try:
+            verdicts = self._engine.submit(_within(submission, context), outlet)
+            for verdict in verdicts:
+                if verdict.refusal is not None:
+                    raise verdict.refusal
+            await outbox.write_all(context.write)
+        finally:
+            self._engine.close_outlet(outlet)
+
+    async def Abort(
+        self, request: scheduler_pb2.SchedulerServiceAbortRequest, context: Context
+    ) -> scheduler_pb2.SchedulerServiceAbortResponse:
+        """End a request by its id."""
+        count = self._engine.abort_request(request.request_id)
+        return scheduler_pb2.SchedulerServiceAbortResponse(num_aborted=count)
+
+    async def WatchLoad(
+        self, request: scheduler_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.WatchLoadResponse]:
+        """Follow the load."""
+        async for load in self._engine.watch_load():
+            yield scheduler_pb2.WatchLoadResponse(load=load_to_proto(load))
+
+
+class _Connection:
+    """One `Connect` stream: a reader, a writer and a task that follows the load."""
+
+    def __init__(self, engine: Engine, limits: OutboxLimits, context: Context) -> None:
+        """An outlet of its own."""
+        self._engine = engine
+        self._context = context
+        self._outbox: Outbox[ConnectResponse] = Outbox(limits)
+        self._outlet = engine.open_outlet(self._deliver)
+
+    async def run(self) -> None:
+        """Serve until the peer goes or breaks the contract; its sequences end then."""
+        try:
+            await _until_first_ends(
+                self._read(), self._follow_load(), self._outbox.write_all(self._context.write)
+            )
+        finally:
+            self._engine.close_outlet(self._outlet)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self._outbox.put(delivery_to_proto(delivery))
+
+    async def _read(self) -> None:
+        while (request := await self._context.read()) is not grpc.aio.EOF:
+            self._take(request)
+
+    def _take(self, request: ConnectRequest) -> None:
+        verdicts: list[Verdict] = []
+        for message in request.submits:
+            self._check_stream_ids(message)
+            verdicts += self._submit(message)
+        if verdicts:
+            self._outbox.put(ConnectResponse(verdicts=map(verdict_to_proto, verdicts)))
+        for abort in request.aborts:
+            reason = _ABORT_REASONS.get(abort.reason, AbortReason.CANCELLED)
+            self._engine.abort(self._outlet, abort.stream_id, reason, abort.num_tokens_kept)
+
+    def _submit(self, message: scheduler_pb2.TokenSubmit) -> list[Verdict]:
+        try:
+            submission = submission_from_proto(message)
+        except RequestError as error:
+            return [Verdict(stream_id=s.stream_id, refusal=error) for s in message.sequences]
+        return self._engine.submit(submission, self._outlet)
+
+    def _check_stream_ids(self, message: scheduler_pb2.TokenSubmit) -> None:
+        """A stream_id that is in use cannot be refused by verdict: it names another sequence."""
+        stream_ids = [sequence.stream_id for sequence in message.sequences]
+        is_distinct = len(set(stream_ids)) == len(stream_ids)
+        if not is_distinct or not self._outlet.sequences.keys().isdisjoint(stream_ids):
+            raise _not_distinct(stream_ids)
+
+    async def _follow_load(self) -> None:
+        async for load in self._engine.watch_load():
+            self._outbox.put(ConnectResponse(load=load_to_proto(load)))
+
+
+async def _until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines until one returns or raises; the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def submission_from_proto(message: scheduler_pb2.TokenSubmit) -> Submission:
+    """A message as a submission; RequestError when its columns do not fit together."""
+    return Submission(
+        request_id=message.request_id,
+        sequences=tuple(map(_sequence_from_proto, message.sequences)),
+        sampling=sampling_from_proto(message.sampling),
+        traceparent=message.traceparent,
+        priority=message.priority,
+        timeout_ms=message.timeout_ms,
+        cache_salt=message.cache_salt,
+        tenant_id=message.tenant_id,
+    )
+
+
+def verdict_to_proto(verdict: Verdict) -> scheduler_pb2.Verdict:
+    """A verdict as its message."""
+    refusal = None if verdict.refusal is None else failure_to_proto(verdict.refusal)
+    return scheduler_pb2.Verdict(stream_id=verdict.stream_id, refusal=refusal)
+
+
+def delivery_to_proto(delivery: Delivery) -> ConnectResponse:
+    """Tokens and ends as one message."""
+    return ConnectResponse(
+        tokens=None if delivery.tokens is None else _columns_to_proto(delivery.tokens),
+        ends=map(_end_to_proto, delivery.ends),
+    )
+
+
+def _sequence_from_proto(message: common_pb2.SequenceSpec) -> SequenceSubmit:
+    return SequenceSubmit(
+        stream_id=message.stream_id,
+        index=message.index,
+        prompt_token_ids=unpack_ids(message.prompt_token_ids, "prompt_token_ids"),
+        output_token_ids=unpack_ids(message.output_token_ids, "output_token_ids"),
+        seed=message.seed,
+        replay=replay_from_proto(message.replay) if message.HasField("replay") else None,
+    )
+
+
+def _columns_to_proto(columns: TokenColumns) -> scheduler_pb2.TokenColumns:
+    return scheduler_pb2.TokenColumns(
+        stream_ids=columns.stream_ids,
+        num_previous_tokens=columns.num_previous_tokens,
+        num_tokens=columns.num_tokens,
+        token_ids=columns.token_ids.tobytes(),
+        logprobs=logprobs_to_proto(columns.logprobs),
+    )
+
+
+def _end_to_proto(end: SequenceEnd) -> scheduler_pb2.SequenceEnd:
+    if end.finish_reason is None:
+        assert end.failure is not None, "an end has a reason"
+        return scheduler_pb2.SequenceEnd(
+            stream_id=end.stream_id, failed=failure_to_proto(end.failure)
+        )
+    return scheduler_pb2.SequenceEnd(
+        stream_id=end.stream_id,
+        finished=scheduler_pb2.SequenceFinished(
+            reason=int(end.finish_reason),  # type: ignore[arg-type]  # enum values are ints there
+            stop_token_id=end.stop_token_id,
+            stats=stats_to_proto(end.stats),
+        ),
+    )
+
+
+def _within(submission: Submission, context: Context) -> Submission:
+    """The submission with the call's own deadline as its time limit, where that is earlier."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return submission
+    remaining_ms = max(1, math.floor(remaining_s * 1000))
+    timeout_ms = min(submission.timeout_ms or remaining_ms, remaining_ms)
+    return dataclasses.replace(submission, timeout_ms=timeout_ms)
+
+
+def _not_distinct(stream_ids: Iterable[int]) -> RequestError:
+    listed = ", ".join(map(str, list(stream_ids)[:8]))
+    return RequestError(
+        FailureReason.INVALID_ARGUMENT,
+        f"stream_ids {listed} are not distinct or still in use",
+        field="stream_ids",
+    )

@@ -1,0 +1,123 @@
+"""A worker for tests of the scheduler: keeps rows as a real one does and checks every plan.
+
+It holds the plans of an epoch against the rules of the step protocol (rows, blocks, positions) and
+answers each with tokens that depend only on the sequence and the position, so that a stream can be
+compared with what an undisturbed run gives.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+from services.scheduler.plan import Capacity, FinishCode, NewSequence, StepPlan, StepResult
+from shared.sampling import TokenLogprobs
+
+
+def expected_token(seed: int, position: int) -> int:
+    """The token that a sequence with `seed` has at an absolute position."""
+    return (seed * 1_000_003 + position * 7919) % 50_000
+
+
+@dataclass
+class Row:
+    """What the worker knows about a row."""
+
+    new: NewSequence
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    is_over: bool = False
+
+
+class SimulatedWorker:
+    """Runs plans in order; `end_at` maps a seed to (absolute length, code) of an early end."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.rows: dict[int, Row] = {}
+        self.step = 0
+        self.end_at: dict[int, tuple[int, FinishCode]] = {}
+        # Tokens per result of a row, for replay workers.
+        self.run_length = 1
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute one plan as the contract says; an assertion fails where the plan breaks it."""
+        self.step += 1
+        assert plan.step == self.step
+        for new in plan.new_sequences:
+            assert new.row not in self.rows, "row handed out before it came back"
+            assert 0 <= new.row < self.capacity.num_rows
+            tokens = [*new.prompt_token_ids, *new.output_token_ids]
+            self.rows[new.row] = Row(new, tokens, num_computed=new.num_computed_tokens)
+        self._check_plan(plan)
+        result = self._compute(plan)
+        for row in plan.freed_rows:
+            del self.rows[row]
+        return result
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert len(set(plan.rows)) == len(plan.rows) > 0
+        assert len(plan.rows) <= self.capacity.max_num_seqs
+        assert sum(plan.num_scheduled_tokens) <= self.capacity.max_num_batched_tokens
+        assert min(plan.num_scheduled_tokens) >= 1
+        assert not set(plan.rows) & set(plan.freed_rows)
+        start = 0
+        for row, count in zip(plan.rows, plan.num_new_blocks, strict=True):
+            self.rows[row].blocks += plan.new_blocks[start : start + count]
+            start += count
+        assert start == len(plan.new_blocks)
+        used = [block for row in plan.rows for block in self.rows[row].blocks]
+        assert len(set(used)) == len(used), "two rows of one step share a block"
+        assert all(0 < block < self.capacity.num_blocks for block in used)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        counts, tokens, codes = [], array("I"), []
+        logprobs: list[TokenLogprobs] = []
+        columns = zip(plan.rows, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
+        for number, scheduled, computed in columns:
+            row = self.rows[number]
+            run, code = ([], FinishCode.NONE) if row.is_over else self._advance(
+                row, scheduled, computed
+            )
+            counts.append(len(run))
+            tokens.extend(run)
+            codes.append(int(code))
+            if row.new.sampling.num_logprobs is not None:
+                logprobs += [TokenLogprobs(logprob=-float(token), rank=1) for token in run]
+        return StepResult(
+            step=plan.step,
+            rows=list(plan.rows),
+            num_computed_tokens=list(plan.num_computed_tokens),
+            num_sampled_tokens=counts,
+            token_ids=tokens,
+            finish_codes=codes,
+            logprobs=logprobs,
+        )
+
+    def _advance(self, row: Row, scheduled: int, computed: int) -> tuple[list[int], FinishCode]:
+        assert row.num_computed == computed, "a gap in the KV of a row"
+        row.num_computed = computed + scheduled
+        room = len(row.blocks) * self.capacity.block_size_tokens
+        assert row.num_computed <= room, "a position without a block"
+        assert row.num_computed <= len(row.tokens), "a token that nobody knows"
+        if row.num_computed < len(row.tokens):
+            return [], FinishCode.NONE
+        return self._sample(row)
+
+    def _sample(self, row: Row) -> tuple[list[int], FinishCode]:
+        sampling = row.new.sampling
+        num_prompt = len(row.new.prompt_token_ids)
+        run: list[int] = []
+        code = FinishCode.NONE
+        while len(run) < self.run_length and not code:
+            token = expected_token(sampling.seed, len(row.tokens))
+            row.tokens.append(token)
+            run.append(token)
+            end, end_code = self.end_at.get(sampling.seed, (0, FinishCode.NONE))
+            if end and len(row.tokens) >= end:
+                code = end_code
+            elif len(row.tokens) - num_prompt >= sampling.max_tokens:
+                code = FinishCode.MAX_TOKENS
+            elif len(row.tokens) >= self.capacity.max_model_len:
+                code = FinishCode.MAX_MODEL_LEN
+        row.is_over = bool(code)
+        return run, code

@@ -1,0 +1,35 @@
+"""The scheduler process over real channels, with a fake worker."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from protos.glm.v1 import common_pb2, scheduler_pb2
+from shared.errors import FailureReason
+from shared.rpc import error_from_rpc
+from tests.services.scheduler.conftest import (
+    Received,
+    Running,
+    expected,
+    sequence,
+    submit,
+    take,
+)
+
+
+async def test_connect_streams_every_token_of_many_sequences(running: Running) -> None:
+    await running.start()
+    peer = running.peer()
+    submits = [submit(f"r{n}", sequence(n, 3 + n), max_tokens=10) for n in range(20)]
+    await peer.submit(*submits)
+    await peer.read_until_ended(*range(20))
+    for n in range(20):
+        entry = peer.received[n]
+        assert entry.tokens == expected(n, 3 + n, 10)
+        assert entry.end.finished.reason == common_pb2.FINISH_REASON_LENGTH
+        assert entry.end.finished.stats.num_prompt_tokens == 3 + n
+        assert entry.end.finished.stats.num_output_tokens == 10
+    load = await running.wait_until_idle()
+    assert load.num_output_tokens_total == 200
+    peer.call.cancel()
