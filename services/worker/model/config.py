@@ -240,6 +240,10 @@ def _refuse_unserved(values: Mapping[str, Any]) -> None:
     for field, only in _ONLY_VALUES.items():
         if field in values:
             _require(values[field] == only, field, values[field], f"only {only!r} is supported")
+    heads = values.get("num_attention_heads")
+    kv_heads = values.get("num_key_value_heads", heads)
+    # Every head expands its own key from the latent; there is nothing to group.
+    _require(kv_heads == heads, "num_key_value_heads", kv_heads, f"must be {heads}")
 
 
 def _typed(

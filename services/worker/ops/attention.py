@@ -123,8 +123,8 @@ def _native_attention(
     native.call(
         "sparse_attention", query.dtype, tokens, heads, actual_seq_lengths_query.shape[0],
         block_table.stride(0), key.shape[0], key.shape[1], sparse_indices.shape[-1],
-        int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
-        actual_seq_lengths_kv, block_table, output,
+        int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices,
+        actual_seq_lengths_query, actual_seq_lengths_kv, block_table, output,
     )  # fmt: skip
     empty = torch.empty(0, dtype=torch.float32)
     return output, empty, empty.clone()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from services.worker.ops import variants
 from services.worker.ops.variants import SOURCE_DIR, VARIANTS, Variant, library_path
 
 _OPTIONS = (
@@ -54,12 +55,24 @@ def _run(*command: str) -> None:
         raise BuildError(f"{' '.join(command)}\n{result.stderr}")
 
 
+def is_current(variant: Variant) -> bool:
+    """Whether a variant was built after its sources last changed."""
+    target = library_path(variant)
+    inputs = (*SOURCE_DIR.iterdir(), Path(__file__), Path(variants.__file__))
+    return target.exists() and target.stat().st_mtime > max(
+        source.stat().st_mtime for source in inputs
+    )
+
+
 def build_all() -> list[Path]:
-    """Compile every variant this machine can."""
+    """Compile every variant this machine can and that is not current."""
     compiler = shutil.which(os.environ.get("CC", "gcc"))
     if compiler is None:
         raise BuildError("no C compiler: install gcc, or set CC")
-    return [build(variant, compiler) for variant in VARIANTS if variant.is_buildable]
+    for variant in VARIANTS:
+        if variant.is_buildable and not is_current(variant):
+            build(variant, compiler)
+    return [library_path(variant) for variant in VARIANTS if variant.is_buildable]
 
 
 def main() -> int:

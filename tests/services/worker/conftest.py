@@ -85,6 +85,7 @@ def make_checkpoint(
 
     def make(*, seed: int = 0, **changes: object) -> OracleCheckpoint:
         values = TINY | changes
+        values["num_key_value_heads"] = values["num_attention_heads"]
         model = _oracle(values, seed)
         path = tmp_path_factory.mktemp("checkpoint")
         write_checkpoint(path, values, release_tensors(model))

@@ -94,7 +94,7 @@ static void weigh_tile(state_t *state, int count, float scores[DOT][TILE]) {
         float largest = state->largest[i];
         for (int k = 0; k < count; k++) largest = scores[i][k] > largest ? scores[i][k] : largest;
         if (largest > state->largest[i]) {
-            /* The first tile rescales zeros: exp(-inf) is 0 here by the clamp in fast_exp. */
+            /* The first tile rescales zeros, so that the clamped exp(-inf) does no harm. */
             float factor = fast_exp(state->largest[i] - largest);
             state->total[i] *= factor;
             for (int at = 0; at < LATENT; at++) state->sum[i][at] *= factor;

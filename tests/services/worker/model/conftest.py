@@ -1,0 +1,113 @@
+"""Drives a decoder by hand: sequences with scattered blocks, steps of any mix."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker import kv_cache
+from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
+from services.worker.model.metadata import StepMetadata
+from services.worker.weights import load_model
+
+
+class Driver:
+    """Holds the caches and the tokens computed so far of each sequence."""
+
+    def __init__(self, decoder: Decoder, num_sequences: int, max_len: int, seed: int = 0) -> None:
+        self.decoder = decoder
+        self.per_sequence = -(-max_len // 128)
+        num_blocks = 1 + num_sequences * self.per_sequence
+        self.caches = kv_cache.allocate(decoder.config, num_blocks, decoder.dtype, decoder.device)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(num_blocks - 1, generator=generator) + 1
+        self.table = order.view(num_sequences, self.per_sequence).to(torch.int32)
+        self.computed = [0] * num_sequences
+
+    def metadata(self, chunks: list[tuple[int, list[int]]], padding: int) -> StepMetadata:
+        positions, slots, lens, seq_lens = [], [], [], []
+        for sequence, tokens in chunks:
+            start = self.computed[sequence]
+            for position in range(start, start + len(tokens)):
+                block = int(self.table[sequence, position // 128])
+                positions.append(position)
+                slots.append(block * 128 + position % 128)
+            lens.append(len(tokens))
+            seq_lens.append(start + len(tokens))
+        table = self.table[[sequence for sequence, _ in chunks]]
+        if padding:
+            positions += [0] * padding
+            slots += list(range(padding))
+            lens.append(padding)
+            seq_lens.append(0)
+            table = torch.cat((table, torch.zeros_like(table[:1])))
+        return StepMetadata(
+            num_tokens=len(positions),
+            positions=torch.tensor(positions),
+            slot_mapping=torch.tensor(slots, dtype=torch.int32),
+            cum_query_lens=torch.tensor(lens).cumsum(0).to(torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            block_table=table.contiguous(),
+        )
+
+    def step(self, chunks: list[tuple[int, list[int]]], padding: int = 0) -> list[Tensor]:
+        """Run one step; returns the logits of each chunk's tokens."""
+        metadata = self.metadata(chunks, padding)
+        ids = [token for _, tokens in chunks for token in tokens] + [0] * padding
+        hidden = self.decoder.forward(torch.tensor(ids), metadata, self.caches)
+        logits = self.decoder.compute_logits(hidden)
+        for sequence, tokens in chunks:
+            self.computed[sequence] += len(tokens)
+        sizes = [len(tokens) for _, tokens in chunks] + ([padding] if padding else [])
+        return list(logits.split(sizes))[: len(chunks)]
+
+    def run(self, tokens: list[int], cuts: list[int], sequence: int = 0) -> Tensor:
+        """Logits of a whole sequence, computed in chunks that end at `cuts`."""
+        parts, start = [], 0
+        for end in [*cuts, len(tokens)]:
+            parts.append(self.step([(sequence, tokens[start:end])])[0])
+            start = end
+        return torch.cat(parts)
+
+
+@pytest.fixture(autouse=True)
+def oracle_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties of the oracle's top-k go to the lower position, as ours do.
+
+    A key whose product with every indexer head is negative scores exactly 0, so ties are common
+    with few heads; which of them wins is unspecified and would change the logits visibly.
+    """
+
+    def topk(self: Tensor, k: int, dim: int = -1, **_unused: Any) -> Any:
+        ranked = torch.sort(self, dim=dim, descending=True, stable=True)
+        best = slice(None, k)
+        return torch.return_types.topk((ranked.values[..., best], ranked.indices[..., best]))
+
+    monkeypatch.setattr(Tensor, "topk", topk)
+
+
+@pytest.fixture
+def make_driver() -> Callable[..., Driver]:
+    def make(
+        checkpoint: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        num_sequences: int = 1,
+        max_len: int = 512,
+    ) -> Driver:
+        config = ModelConfig.from_dir(checkpoint.path)
+        return Driver(load_model(checkpoint.path, config, dtype, "cpu"), num_sequences, max_len)
+
+    return make
+
+
+@pytest.fixture
+def random_tokens() -> Callable[..., list[int]]:
+    def make(count: int, seed: int = 1, vocab: int = 97) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, vocab, (count,), generator=generator).tolist()
+
+    return make

@@ -1,0 +1,251 @@
+"""The decoder against transformers' GlmMoeDsaForCausalLM: same weights, same logits.
+
+Why 1e-4 in float32: the oracle expands keys and values per head and sums in another order than
+absorbed attention; through four layers that moves logits of size 1 to 5 by up to about 1e-5.
+A wrong position, expert or rotation moves them by 0.1 or more.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
+from services.worker.model.metadata import StepMetadata
+
+NANO = Path(__file__).parents[4] / "models" / "glm-nano"
+LOGITS = 1e-4
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "shared_layers": {},
+    "one_head_every_layer_full": {"num_attention_heads": 1, "indexer_types": ["full"] * 4},
+    "eight_heads_groups": {
+        "num_attention_heads": 8,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "one_full_layer_topk_32": {
+        "indexer_types": ["full", "shared", "shared", "shared"],
+        "index_topk": 32,
+    },
+    "frequency_rule": {
+        "indexer_types": None,
+        "index_topk_freq": 2,
+        "index_skip_topk_offset": 2,
+        "num_attention_heads": 2,
+    },
+    "other_sizes": {
+        "qk_nope_head_dim": 48,
+        "v_head_dim": 24,
+        "n_shared_experts": 2,
+        "index_n_heads": 32,
+        "first_k_dense_replace": 2,
+        "moe_intermediate_size": 40,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def checkpoint(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Any]) -> Any:
+    return make_checkpoint(seed=len(request.param), **CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def tiny(make_checkpoint: Callable[..., Any]) -> Any:
+    return make_checkpoint()
+
+
+def oracle_logits(checkpoint: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return checkpoint.model(torch.tensor([tokens])).logits[0]
+
+
+def assert_close(ours: torch.Tensor, oracle: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, oracle, atol=LOGITS, rtol=0)
+
+
+def test_logits_equal_the_oracle_far_past_index_topk(
+    checkpoint: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    tokens = random_tokens(300)
+    assert_close(make_driver(checkpoint).run(tokens, []), oracle_logits(checkpoint, tokens))
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [[1], [15, 16, 17], [128], list(range(7, 200, 7)), [199], list(range(150, 200))],
+    ids=["one_first", "around_topk", "block", "sevens", "one_last", "decode_tail"],
+)
+def test_any_chunking_of_the_prefill_gives_the_same_logits(
+    tiny: Any,
+    make_driver: Callable[..., Any],
+    random_tokens: Callable[..., list[int]],
+    cuts: list[int],
+) -> None:
+    tokens = random_tokens(200)
+    assert_close(make_driver(tiny).run(tokens, cuts), oracle_logits(tiny, tokens))
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_any_batch_mix_gives_the_same_logits(
+    tiny: Any,
+    make_driver: Callable[..., Any],
+    random_tokens: Callable[..., list[int]],
+    padding: int,
+) -> None:
+    """Prefill chunks and decodes of three sequences in one step, in changing order."""
+    prompts = [random_tokens(count, seed=count) for count in (150, 40, 9)]
+    driver = make_driver(tiny, num_sequences=3, max_len=256)
+    parts: list[list[torch.Tensor]] = [[], [], []]
+    plans = [[(0, 100), (1, 10)], [(1, 1), (0, 49)], [(2, 5), (1, 20), (0, 1)], [(1, 9), (2, 4)]]
+    for plan in plans:
+        chunks = []
+        for sequence, count in plan:
+            start = driver.computed[sequence]
+            chunks.append((sequence, prompts[sequence][start : start + count]))
+        for (sequence, _), logits in zip(plan, driver.step(chunks, padding), strict=True):
+            parts[sequence].append(logits)
+    for prompt, logits in zip(prompts, parts, strict=True):
+        assert_close(torch.cat(logits), oracle_logits(tiny, prompt))
+
+
+def test_256_greedy_tokens_equal_the_oracle(
+    tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    prompt = random_tokens(40)
+    with torch.no_grad():
+        generated = tiny.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64),
+            max_new_tokens=256,
+            min_new_tokens=256,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+    driver = make_driver(tiny)
+    blocked = torch.zeros(97)
+    blocked[tiny.values["eos_token_id"]] = float("-inf")  # what min_new_tokens does
+    token = int((driver.run(prompt, [])[-1] + blocked).argmax())
+    ours = [token]
+    while len(ours) < 256:
+        token = int((driver.step([(0, [token])])[0][-1] + blocked).argmax())
+        ours.append(token)
+    assert ours == generated
+
+
+def test_selected_positions_equal_the_oracle(
+    checkpoint: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    tokens = random_tokens(200)
+    driver = make_driver(checkpoint)
+    ours: dict[int, torch.Tensor] = {}
+    oracle: dict[int, torch.Tensor] = {}
+
+    def keep(store: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            store[layer] = output.reshape(len(tokens), -1)
+
+        return hook
+
+    for layer in range(4):
+        own, other = (
+            model.layers[layer].self_attn.indexer
+            for model in (driver.decoder, checkpoint.model.model)
+        )
+        assert (own is None) == (other is None)
+        if own is not None:
+            own.register_forward_hook(keep(ours, layer))
+            other.register_forward_hook(keep(oracle, layer))
+    driver.run(tokens, [])
+    oracle_logits(checkpoint, tokens)
+    assert ours.keys() == oracle.keys() != set()
+    for layer, selected in ours.items():
+        for position in range(len(tokens)):
+            mine = {at for at in selected[position].tolist() if at >= 0}
+            # The oracle fills a short row with positions that its causal mask hides.
+            theirs = {at for at in oracle[layer][position].tolist() if at <= position}
+            assert mine == theirs, f"layer {layer}, position {position}"
+
+
+def test_bfloat16_stays_near_float32(
+    tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    """Within the selection width, so that a rounded score cannot change what is attended to."""
+    tokens = random_tokens(16)
+    exact = make_driver(tiny).run(tokens, [])
+    rounded = make_driver(tiny, dtype=torch.bfloat16).run(tokens, [5])
+    # 2^-9 per rounding, some forty roundings in a row over four layers, logits of size 1.
+    assert (rounded - exact).abs().mean() < 0.05
+
+
+def test_every_indexer_key_is_cached_even_while_nothing_is_selected(
+    tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    driver = make_driver(tiny)
+    driver.run(random_tokens(10), [4])
+    for layer, cache in enumerate(driver.caches.layers):
+        if tiny.values["indexer_types"][layer] == "shared":
+            assert cache.indexer is None
+            continue
+        rows = cache.indexer[driver.table[0, 0], :10, 0]
+        assert (rows.abs().sum(-1) > 0).all()
+
+
+def test_padding_touches_only_the_scratch_block(
+    tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    driver = make_driver(tiny, num_sequences=2, max_len=128)
+    driver.step([(0, random_tokens(5))], padding=4)
+    own, other = int(driver.table[0, 0]), int(driver.table[1, 0])
+    for cache in driver.caches.layers:
+        assert cache.latent[own, 5:].count_nonzero() == 0
+        assert cache.latent[other].count_nonzero() == 0
+
+
+def test_the_step_runs_on_meta_tensors(tiny_values: dict[str, Any]) -> None:
+    from services.worker import kv_cache
+
+    config = ModelConfig.from_dict(tiny_values)
+    decoder = Decoder.build(config, torch.bfloat16, "meta")
+    caches = kv_cache.allocate(config, 4, torch.bfloat16, "meta")
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    step = StepMetadata(
+        num_tokens=6,
+        positions=empty(6, dtype=torch.int64),
+        slot_mapping=empty(6),
+        cum_query_lens=empty(2),
+        seq_lens=empty(2),
+        block_table=empty(2, 3),
+    )
+    hidden = decoder.forward(empty(6, dtype=torch.int64), step, caches)
+    assert hidden.shape == (6, config.hidden_size)
+    assert decoder.compute_logits(hidden).shape == (6, config.vocab_size)
+
+
+@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="glm-nano is not trained yet")
+def test_glm_nano_equals_the_oracle(
+    make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
+) -> None:
+    from types import SimpleNamespace
+
+    from transformers import GlmMoeDsaForCausalLM
+
+    model = GlmMoeDsaForCausalLM.from_pretrained(
+        NANO, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    config = ModelConfig.from_dir(NANO)
+    for layer in model.model.layers:  # the checkpoint's own epsilon, on both sides
+        layer.self_attn.q_a_layernorm.variance_epsilon = config.latent_norm_eps
+        layer.self_attn.kv_a_layernorm.variance_epsilon = config.latent_norm_eps
+    tokens = random_tokens(3 * config.index_topk, vocab=config.vocab_size)
+    oracle = oracle_logits(SimpleNamespace(model=model), tokens)
+    driver = make_driver(SimpleNamespace(path=NANO), max_len=len(tokens))
+    assert_close(driver.run(tokens, [100]), oracle)

@@ -1,0 +1,202 @@
+"""Sparse attention and per-head products against plain float32 formulas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+LATENT, ROPE = 512, 64
+# float32: two ways to sum 576 products and up to 300 weights differ by a few 1e-6 of values near 1.
+# bfloat16: the output is rounded (2^-9 relative) and the fast kernel rounds each weight (2^-9).
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def inputs(step: Any, heads: int, dtype: torch.dtype, generator: torch.Generator) -> dict[str, Any]:
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    tokens = step.num_tokens
+    return {
+        "query": random(tokens, heads, LATENT),
+        "query_rope": random(tokens, heads, ROPE),
+        "latent": random(step.num_blocks, 128, 1, LATENT),
+        "rope": random(step.num_blocks, 128, 1, ROPE),
+    }
+
+
+def run(
+    kernels: Any, step: Any, data: dict[str, Any], positions: torch.Tensor, **changes: Any
+) -> torch.Tensor:
+    arguments = {
+        "block_table": step.block_table,
+        "actual_seq_lengths_query": step.lengths["cum"],
+        "actual_seq_lengths_kv": step.lengths["seq"],
+        "query_rope": data["query_rope"],
+        "key_rope": data["rope"],
+        "layout_query": "TND",
+        "layout_kv": "PA_BSND",
+        "sparse_mode": 3,
+        "attention_mode": 2,
+    } | changes
+    return kernels["npu_sparse_flash_attention"](
+        data["query"], data["latent"], data["latent"], positions, 0.05, **arguments
+    )[0]
+
+
+def expected(step: Any, data: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
+    """One token and one position at a time."""
+    output = torch.zeros(data["query"].shape)
+    for token, sequence, limit in step.rows():
+        chosen = []
+        for position in positions[token, 0, :limit].tolist():
+            if position < 0:
+                break
+            if position < limit:
+                chosen.append(position)
+        if not chosen:
+            continue
+        latent = torch.stack([step.cached(data["latent"], sequence, at) for at in chosen])
+        rope = torch.stack([step.cached(data["rope"], sequence, at) for at in chosen])
+        logits = data["query"][token].float() @ latent.T
+        logits += data["query_rope"][token].float() @ rope.T
+        output[token] = torch.softmax(logits * 0.05, -1) @ latent
+    return output
+
+
+def random_positions(step: Any, width: int, generator: torch.Generator) -> torch.Tensor:
+    """Distinct positions in no order; some rows short, one with a stray one past its bound."""
+    positions = torch.full((step.num_tokens, 1, width), -1, dtype=torch.int32)
+    for token, _, limit in step.rows():
+        order = torch.randperm(limit, generator=generator)[:width]
+        count = len(order) if token % 3 else len(order) // 2
+        positions[token, 0, :count] = order[:count].to(torch.int32)
+        if count:
+            positions[token, 0, 0] = limit + 1 if token % 5 == 0 else positions[token, 0, 0]
+    return positions
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 16])
+def test_attention_equals_the_formula_in_a_mixed_step(
+    kernels: Any,
+    dtype: torch.dtype,
+    heads: int,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+) -> None:
+    step = make_step([1, 7, 3, 1], [300, 7, 140, 1])
+    data = inputs(step, heads, dtype, generator)
+    positions = random_positions(step, 70, generator)
+    torch.testing.assert_close(
+        run(kernels, step, data, positions).float(),
+        expected(step, data, positions),
+        atol=TOLERANCE[dtype],
+        rtol=TOLERANCE[dtype],
+    )
+
+
+def test_positions_behind_the_first_gap_are_ignored(
+    kernels: Any, make_step: Callable[..., Any], generator: torch.Generator
+) -> None:
+    step = make_step([1], [50])
+    data = inputs(step, 4, torch.float32, generator)
+    listed = torch.full((1, 1, 16), -1, dtype=torch.int32)
+    listed[0, 0, :3] = torch.tensor([4, 9, 30])
+    with_more = listed.clone()
+    with_more[0, 0, 5] = 7
+    torch.testing.assert_close(
+        run(kernels, step, data, with_more), run(kernels, step, data, listed), atol=0, rtol=0
+    )
+
+
+def test_a_row_without_positions_gives_zeros(
+    kernels: Any, dtype: torch.dtype, make_step: Callable[..., Any], generator: torch.Generator
+) -> None:
+    step = make_step([2, 3], [40, 0])
+    data = inputs(step, 4, dtype, generator)
+    positions = torch.full((5, 1, 16), -1, dtype=torch.int32)
+    positions[1, 0, :2] = torch.tensor([0, 5])
+    output = run(kernels, step, data, positions)
+    assert output[0].count_nonzero() == 0
+    assert output[1].count_nonzero() > 0
+    assert output[2:].count_nonzero() == 0
+
+
+def test_a_row_does_not_depend_on_its_neighbours(
+    kernels: Any, dtype: torch.dtype, make_step: Callable[..., Any], generator: torch.Generator
+) -> None:
+    step = make_step([1, 7, 3, 1], [300, 7, 140, 1])
+    data = inputs(step, 4, dtype, generator)
+    positions = random_positions(step, 70, generator)
+    together = run(kernels, step, data, positions)
+    alone = make_step([1], [300])
+    first = {name: tensor[:1] if "query" in name else tensor for name, tensor in data.items()}
+    object.__setattr__(alone, "block_table", step.block_table[:1])
+    torch.testing.assert_close(
+        run(kernels, alone, first, positions[:1]), together[:1], atol=1e-6, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"attention_mode": 0}, "attention_mode"),
+        ({"layout_query": "BSND"}, "layout_query"),
+        ({"layout_kv": "BSND"}, "layout_kv"),
+        ({"sparse_mode": 1}, "sparse_mode"),
+        ({"sparse_block_size": 2}, "sparse_block_size"),
+        ({"return_softmax_lse": True}, "LSE"),
+    ],
+)
+def test_modes_the_device_refuses_are_refused(
+    kernels: Any,
+    change: dict[str, Any],
+    reason: str,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+) -> None:
+    step = make_step([1], [5])
+    data = inputs(step, 4, torch.float32, generator)
+    with pytest.raises(ValueError, match=reason):
+        run(kernels, step, data, torch.zeros((1, 1, 16), dtype=torch.int32), **change)
+
+
+def test_a_block_outside_the_cache_is_refused(
+    compiled: dict[str, Any], make_step: Callable[..., Any], generator: torch.Generator
+) -> None:
+    from services.worker.ops import registry
+
+    step = make_step([1], [300])
+    data = inputs(step, 4, torch.float32, generator)
+    step.block_table[0, 1] = step.num_blocks
+    for native in compiled.values():
+        with pytest.raises(ValueError, match="outside"):
+            run(
+                registry.cpu_kernels(native),
+                step,
+                data,
+                torch.zeros((1, 1, 16), dtype=torch.int32),
+            )
+
+
+@pytest.mark.parametrize(("tokens", "heads", "inner", "outer"), [(1, 4, 64, 512), (70, 2, 33, 40)])
+def test_per_head_product_equals_einsum(
+    kernels: Any,
+    dtype: torch.dtype,
+    tokens: int,
+    heads: int,
+    inner: int,
+    outer: int,
+    generator: torch.Generator,
+) -> None:
+    wide = torch.randn((tokens, heads, inner + 8), generator=generator).to(dtype)
+    x = wide[..., :inner]  # heads and tokens lie apart, as in a slice of the query
+    weight = torch.randn((heads, inner, outer), generator=generator).to(dtype)
+    result = kernels["npu_transpose_batchmatmul"](
+        x, weight, perm_x1=[1, 0, 2], perm_y=[1, 0, 2]
+    )
+    exact = torch.einsum("thm,hmn->thn", x.float(), weight.float())
+    # One rounding of the output; float32 sums of up to 64 terms differ in order only.
+    bound = 1e-4 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(result.float(), exact, atol=bound * 8, rtol=bound)
+    assert result.is_contiguous()
