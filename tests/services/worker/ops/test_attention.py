@@ -192,9 +192,7 @@ def test_per_head_product_equals_einsum(
     wide = torch.randn((tokens, heads, inner + 8), generator=generator).to(dtype)
     x = wide[..., :inner]  # heads and tokens lie apart, as in a slice of the query
     weight = torch.randn((heads, inner, outer), generator=generator).to(dtype)
-    result = kernels["npu_transpose_batchmatmul"](
-        x, weight, perm_x1=[1, 0, 2], perm_y=[1, 0, 2]
-    )
+    result = kernels["npu_transpose_batchmatmul"](x, weight, perm_x1=[1, 0, 2], perm_y=[1, 0, 2])
     exact = torch.einsum("thm,hmn->thn", x.float(), weight.float())
     # One rounding of the output; float32 sums of up to 64 terms differ in order only.
     bound = 1e-4 if dtype == torch.float32 else 2**-8

@@ -78,13 +78,9 @@ def test_modes_that_are_not_paged_bf16_are_refused(
         write(kernels, data, torch.zeros(1, dtype=torch.int64), **change)
 
 
-def test_int32_slots_are_refused_as_on_the_device(
-    kernels: Any, generator: torch.Generator
-) -> None:
+def test_int32_slots_are_refused_as_on_the_device(kernels: Any, generator: torch.Generator) -> None:
     with pytest.raises(ValueError, match="int64"):
-        write(
-            kernels, inputs(1, torch.float32, generator), torch.zeros(1, dtype=torch.int32)
-        )
+        write(kernels, inputs(1, torch.float32, generator), torch.zeros(1, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])

@@ -182,9 +182,7 @@ def test_swiglu_gates_the_second_half_by_the_first(
     gate, up = x.double().chunk(2, -1)
     exact = gate / (1 + torch.exp(-gate)) * up
     bound = 1e-5 if dtype == torch.float32 else 2**-7  # one rounding
-    torch.testing.assert_close(
-        kernels["npu_swiglu"](x).double(), exact, atol=bound, rtol=bound
-    )
+    torch.testing.assert_close(kernels["npu_swiglu"](x).double(), exact, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("value", [-200.0, -90.0, 90.0, 200.0])
