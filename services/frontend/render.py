@@ -78,7 +78,12 @@ class Renderer:
 
         with start_span("render", traceparent=traceparent) as span:
             prompt = await self._do(work, num_bytes)
-            span.set("glm.num_prompt_tokens", len(prompt.token_ids))
+            span.end(prompt.encode_started_ns)
+        tokenize = start_span(
+            "tokenize", traceparent=traceparent, start_ns=prompt.encode_started_ns
+        )
+        tokenize.set("glm.num_prompt_tokens", len(prompt.token_ids))
+        tokenize.end()
         return prompt
 
     async def encode(

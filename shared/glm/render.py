@@ -8,6 +8,7 @@ those of the reference wherever the client wrote no control token.
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,15 @@ _RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedPrompt:
-    """A prompt: its ids, its text, and whether it ends inside an open think block."""
+    """A prompt: its ids, its text, and whether it ends inside an open think block.
+
+    `encode_started_ns` is the epoch time at which the text was ready, for the trace.
+    """
 
     token_ids: list[int]
     text: str
     starts_in_reasoning: bool
+    encode_started_ns: int = 0
 
 
 def render_chat(
@@ -68,8 +73,10 @@ def render_chat(
         rendered = _cut_at(rendered, end_mark)
     pieces = tokenizer.split_control(rendered)
     pieces[::2] = [piece.replace(guard, "") for piece in pieces[::2]]
+    encode_started_ns = time.time_ns()
     token_ids = tokenizer.encode_pieces(pieces)
     return RenderedPrompt(
+        encode_started_ns=encode_started_ns,
         token_ids=token_ids,
         text="".join(pieces),
         starts_in_reasoning=ends_in_reasoning(token_ids, tokenizer.vocabulary.control),
