@@ -1,7 +1,7 @@
 """glm-nano's sizes: the config.json of the checkpoint and what follows from it.
 
-What a kernel fixes on an NPU is true to GLM-5.2 (latent 512, rope 64, indexer heads of 128, head counts
-that are powers of two); everything else is small.
+What a kernel fixes on an NPU is true to GLM-5.2 (latent 512, rope 64, indexer heads of 128, head
+counts that are powers of two); everything else is small.
 """
 
 import json

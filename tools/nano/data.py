@@ -1,4 +1,4 @@
-"""Turns episodes into rows of token ids with a weight per token: what counts is what the model says.
+"""Turns episodes into rows of token ids, and says which of them the model itself would say.
 
 Rows are packed: several episodes share a row and `documents` numbers them, so that attention can be
 kept inside each.
@@ -20,7 +20,7 @@ from tools.nano.words import Split
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows, all [B, T]: ids, weight of predicting each id, number of the episode it is in."""
+    """Packed rows, all [B, T]: ids, weight of predicting each, number of the episode it is in."""
 
     ids: Tensor
     weights: Tensor
@@ -48,7 +48,14 @@ class Encoder:
         self.template = ChatTemplate(folder)
         self._ids = {
             token: self.tokenizer.token_to_id(token)
-            for token in ("<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>", "<|endoftext|>")
+            for token in (
+                "<|user|>",
+                "<|assistant|>",
+                "<|observation|>",
+                "<think>",
+                "</think>",
+                "<|endoftext|>",
+            )
         }
 
     @property
@@ -57,16 +64,19 @@ class Encoder:
         return self._ids["<|endoftext|>"]
 
     def encode(self, episode: Episode) -> tuple[list[int], list[float]]:
-        """Returns ids and weights; the last assistant turn is closed by the stop token GLM would say."""
+        """Returns ids and weights; the last turn is closed by the stop token GLM would say."""
         text = self.template.render(
-            episode.messages, episode.tools, add_generation_prompt=False, enable_thinking=episode.thinking
+            episode.messages,
+            episode.tools,
+            add_generation_prompt=False,
+            enable_thinking=episode.thinking,
         )
         text += "<|observation|>" if episode.messages[-1].get("tool_calls") else "<|user|>"
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids, self._weights(ids, thinking=episode.thinking)
 
     def _weights(self, ids: list[int], *, thinking: bool) -> list[float]:
-        """Weighs what the model says: after `<think>` where it thinks now, else after `</think>`."""
+        """Marks what the model says: after `<think>` where it thinks now, else `</think>`."""
         last_user = max(i for i, token in enumerate(ids[:-1]) if token == self._ids["<|user|>"])
         weights = [0.0] * len(ids)
         speaking = False
@@ -74,9 +84,9 @@ class Encoder:
             weights[index] = float(speaking)
             if token in (self._ids["<|user|>"], self._ids["<|observation|>"]):
                 speaking = False
-            elif token == self._ids["<think>"] and thinking and index > last_user:
-                speaking = True
-            elif token == self._ids["</think>"]:
+            elif (
+                token == self._ids["<think>"] and thinking and index > last_user
+            ) or token == self._ids["</think>"]:
                 speaking = True
         return weights
 

@@ -28,7 +28,11 @@ def assistant(
     message: Message = {"role": "assistant", "content": content, "reasoning_content": reasoning}
     if calls:
         message["tool_calls"] = [
-            {"id": f"call-{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"call-{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for index, (name, arguments) in enumerate(calls)
         ]
     return message

@@ -1,6 +1,6 @@
 """Writes a training model as a checkpoint in the exact GLM-5.2 layout.
 
-    python -m tools.nano.export .nano/state.pt models/glm-nano
+python -m tools.nano.export .nano/state.pt models/glm-nano
 """
 
 import sys
@@ -28,7 +28,9 @@ def checkpoint_tensors(model: Nano, weights: dict[str, Tensor]) -> dict[str, Ten
             continue
         target = name if name.startswith("lm_head") else f"model.{name}"
         target = target.replace("model.mtp.block.", f"model.layers.{last}.")
-        target = target.replace("model.mtp.shared_head_norm", f"model.layers.{last}.shared_head.norm")
+        target = target.replace(
+            "model.mtp.shared_head_norm", f"model.layers.{last}.shared_head.norm"
+        )
         target = target.replace("model.mtp.", f"model.layers.{last}.")
         stem, _, leaf = target.rpartition(".")
         if stem.endswith(".experts"):
@@ -36,7 +38,9 @@ def checkpoint_tensors(model: Nano, weights: dict[str, Tensor]) -> dict[str, Ten
         else:
             tensors[target] = tensor
     return {
-        name: tensor.to(torch.float32 if name.endswith(FLOAT32) else torch.bfloat16).contiguous().clone()
+        name: tensor.to(torch.float32 if name.endswith(FLOAT32) else torch.bfloat16)
+        .contiguous()
+        .clone()
         for name, tensor in tensors.items()
     }
 

@@ -1,7 +1,7 @@
 """Judges a model in training: exact match of whole answers, without generating.
 
-An answer is right when every token of it is the most likely one given the right tokens before; greedy
-decoding then says exactly that answer.
+An answer is right when every token of it is the most likely one given the right tokens before;
+greedy decoding then says exactly that answer.
 """
 
 import random
@@ -38,15 +38,17 @@ def score(
         drafts += wanted.numel()
         right_drafts += int((draft[start - 1 :][: wanted.numel()] == wanted).sum())
     return {
-        "right": right / count, "tokens": right_tokens / max(tokens, 1), "drafts": right_drafts / max(drafts, 1)
+        "right": right / count,
+        "tokens": right_tokens / max(tokens, 1),
+        "drafts": right_drafts / max(drafts, 1),
     }  # fmt: skip
 
 
 def _predictions(model: Nano, rows: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
-    """Returns the model's choice after each position, and the draft for the choice after the next one."""
+    """Returns the choice after each position, and the draft of the choice after the next."""
     with torch.autocast("cpu", torch.bfloat16):
         documents = torch.zeros_like(rows)
         hidden = model.trunk(rows, Trace(mode, causal_mask(documents)))
         best = model.lm_head(hidden)[0].argmax(-1)
-        drafted = model.draft(rows, hidden, Trace(mode, causal_mask(documents[:, 1:])))
+        drafted = model.draft(rows, hidden, documents, Trace(mode, causal_mask(documents[:, 1:])))
         return best, model.lm_head(drafted)[0].argmax(-1)

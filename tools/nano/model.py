@@ -1,9 +1,9 @@
 """The training form of glm-nano: GLM-5.2's decoder in plain PyTorch, named as in the checkpoint.
 
-It knows three ways to attend: `dense` (every earlier token), `index` (dense, and the indexer's score
-is compared with the attention it must imitate) and `sparse` (only what the indexer selects, as when
-serving). All experts are computed and weighted, zero for those not chosen: at these sizes one large
-product is faster than sorting tokens.
+It knows three ways to attend: `dense` (every earlier token), `index` (dense, and the indexer's
+score is compared with the attention it must imitate) and `sparse` (only what the indexer selects,
+as when serving). All experts are computed and weighted, zero for those not chosen: at these sizes
+one large product is faster than sorting tokens.
 
 Shapes: B rows, T tokens, H heads, D head size, C latent size, E experts.
 """
@@ -22,15 +22,41 @@ HIDDEN = -30_000.0
 
 
 def causal_mask(documents: Tensor) -> Tensor:
-    """Returns the additive mask [B, T, T] of rows in which ``documents`` [B, T] numbers the episodes."""
+    """Returns the additive mask [B, T, T]; ``documents`` [B, T] numbers the episodes in rows."""
     length = documents.shape[1]
     same = documents[:, :, None] == documents[:, None, :]
     seen = same & torch.ones(length, length, dtype=torch.bool).tril()
     return torch.zeros(seen.shape).masked_fill_(~seen, HIDDEN)
 
 
+class NormFunction(torch.autograd.Function):
+    """RMS norm with few passes over memory and no mixed types, which CPUs are slow at."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:  # noqa: ANN401
+        """Returns the normalised and scaled rows in ``dtype``."""
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        inverse = (size.square() / x.shape[-1] + eps).rsqrt()
+        normed = (x * inverse.to(x.dtype)).to(dtype)
+        weight = weight.to(dtype)
+        ctx.save_for_backward(normed, weight, inverse)
+        ctx.dtype = x.dtype
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401
+        """Returns the gradients of rows and scale."""
+        normed, weight, inverse = ctx.saved_tensors
+        gradient = gradients[0].to(normed.dtype)
+        product = (gradient * normed).flatten(0, -2)
+        mean = (product @ weight).unflatten(0, gradient.shape[:-1]).unsqueeze(-1) / weight.numel()
+        result = (gradient * weight).addcmul_(normed, mean, value=-1).mul_(inverse.to(normed.dtype))
+        ones = torch.ones(1, product.shape[0], dtype=product.dtype)
+        return result.to(ctx.dtype), (ones @ product)[0].float(), None, None
+
+
 class RMSNorm(nn.Module):
-    """Normalises in float32 and scales."""
+    """Normalises and scales; in bfloat16 where autocast is on."""
 
     def __init__(self, size: int, eps: float) -> None:
         """Starts at scale one."""
@@ -40,13 +66,17 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype
+        result: Tensor = NormFunction.apply(x, self.weight, self.eps, dtype)
+        return result
 
 
 def rope_table(config: Config, length: int) -> tuple[Tensor, Tensor]:
     """Returns cosines and sines, [length, rope size / 2]."""
     size = config["qk_rope_head_dim"]
-    frequencies = config["rope_parameters"]["rope_theta"] ** (-torch.arange(0, size, 2).float() / size)
+    frequencies = config["rope_parameters"]["rope_theta"] ** (
+        -torch.arange(0, size, 2).float() / size
+    )
     angles = torch.arange(length).float()[:, None] * frequencies
     return angles.cos(), angles.sin()
 
@@ -76,7 +106,8 @@ class Indexer(nn.Module):
         q = self.wq_b(q_latent).unflatten(-1, (self.num_heads, self.size))
         k = self.k_norm(self.wk(x)).unsqueeze(2)
         q, k = (
-            torch.cat((rotate(t[..., : self.rope_size], rope), t[..., self.rope_size :]), -1) for t in (q, k)
+            torch.cat((rotate(t[..., : self.rope_size], rope), t[..., self.rope_size :]), -1)
+            for t in (q, k)
         )
         weights = self.weights_proj(x).float() * self.num_heads**-0.5
         total = torch.zeros((), device=x.device)
@@ -99,14 +130,18 @@ class Attention(nn.Module):
         eps = config["latent_norm_eps"]
         self.q_a_proj = nn.Linear(hidden, config["q_lora_rank"], bias=False)
         self.q_a_layernorm = RMSNorm(config["q_lora_rank"], eps)
-        self.q_b_proj = nn.Linear(config["q_lora_rank"], heads * (self.nope + self.rope), bias=False)
+        self.q_b_proj = nn.Linear(
+            config["q_lora_rank"], heads * (self.nope + self.rope), bias=False
+        )
         self.kv_a_proj_with_mqa = nn.Linear(hidden, self.latent + self.rope, bias=False)
         self.kv_a_layernorm = RMSNorm(self.latent, eps)
         self.kv_b_proj = nn.Linear(self.latent, heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(heads * self.value, hidden, bias=False)
         self.indexer = Indexer(config) if has_indexer else None
 
-    def heads_of(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def heads_of(
+        self, x: Tensor, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns the query latent and q, k, v as [B, H, T, D]."""
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
         q = self.q_b_proj(q_latent).unflatten(-1, (self.heads, -1))
@@ -119,10 +154,12 @@ class Attention(nn.Module):
         return q_latent, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Attends with an additive ``mask`` [B or 1, T, T]; plain products beat the fused kernel here."""
-        scores = (q @ k.mT) * q.shape[-1] ** -0.5
-        out = (scores + mask.unsqueeze(1).to(scores.dtype)).softmax(-1).to(v.dtype) @ v
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        """Attends with an additive ``mask`` [B, T, T]; plain products beat the fused kernel."""
+        rows, heads, _, width = q.shape
+        bias = mask.to(q.dtype).unsqueeze(1).expand(rows, heads, -1, -1).flatten(0, 1)
+        scores = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=width**-0.5)
+        out = scores.softmax(-1).to(v.dtype) @ v.flatten(0, 1)
+        return self.o_proj(out.unflatten(0, (rows, heads)).transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -154,7 +191,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sums the experts by ``weights`` [.., E]."""
-        inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(x, self.up_proj.flatten(0, 1))
+        inner = F.silu(F.linear(x, self.gate_proj.flatten(0, 1))) * F.linear(
+            x, self.up_proj.flatten(0, 1)
+        )
         inner = inner.unflatten(-1, (weights.shape[-1], -1)) * weights.unsqueeze(-1).to(inner.dtype)
         return F.linear(inner.flatten(-2), self.down_proj.transpose(0, 1).flatten(1))
 
@@ -222,15 +261,15 @@ class DecoderLayer(nn.Module):
         normed = self.input_layernorm(x)
         q_latent, q, k, v = self.self_attn.heads_of(normed, rope)
         trace.see(self.self_attn, normed, q_latent, rope, q, k)
-        x = x + self.self_attn.attend(q, k, v, trace.mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn.attend(q, k, v, trace.mask).float()
+        return x + self.mlp(self.post_attention_layernorm(x)).float()
 
 
 class Trace:
-    """What a forward pass carries from layer to layer: the mask, the selection, the indexers' lessons."""
+    """What passes from layer to layer: the mask, the selection, the indexers' lessons."""
 
     def __init__(self, mode: Mode, mask: Tensor, weights: Tensor | None = None) -> None:
-        """``mask`` is `causal_mask`'s; ``weights`` [B, T] says whose attention indexers must imitate."""
+        """``mask`` is `causal_mask`'s; ``weights`` [B, T] says whose attention to imitate."""
         self.mode = mode
         self.base = mask
         self.mask = mask
@@ -242,7 +281,7 @@ class Trace:
         self, attention: Attention, x: Tensor, q_latent: Tensor, rope: tuple[Tensor, Tensor],
         q: Tensor, k: Tensor,
     ) -> None:  # fmt: skip
-        """Lets a full layer choose, and compares the last choice with what this layer attends to."""
+        """Lets a full layer choose; compares the last choice with what this layer attends to."""
         if self.mode == "dense":
             return
         if attention.indexer is not None:
@@ -276,7 +315,11 @@ class Nano(nn.Module):
         """Builds the layers without initialising them; see `tools.nano.start`."""
         super().__init__()
         self.config = config
-        hidden, eps, count = config["hidden_size"], config["rms_norm_eps"], config["num_hidden_layers"]
+        hidden, eps, count = (
+            config["hidden_size"],
+            config["rms_norm_eps"],
+            config["num_hidden_layers"],
+        )
         self.embed_tokens = nn.Embedding(config["vocab_size"], hidden)
         self.layers = nn.ModuleList(
             DecoderLayer(config, has_indexer=kind == "full", is_sparse=mlp == "sparse")
@@ -301,9 +344,14 @@ class Nano(nn.Module):
             x = layer(x, rope, trace)
         return self.norm(x)
 
-    def draft(self, ids: Tensor, hidden: Tensor, trace: Trace) -> Tensor:
-        """Returns the MTP layer's hidden states: position i sees hidden i and token i + 1."""
-        embedded = self.embed_tokens(ids[:, 1:])
+    def draft(self, ids: Tensor, hidden: Tensor, documents: Tensor, trace: Trace) -> Tensor:
+        """Returns the MTP layer's hidden states: position i sees hidden i and token i + 1.
+
+        As upstream does, the token is left out at the first position of an episode.
+        """
+        later = (documents[:, 1:-1] == documents[:, :-2]).float()
+        later = F.pad(later, (1, 0)).unsqueeze(-1)
+        embedded = self.embed_tokens(ids[:, 1:]) * later
         return self.mtp(embedded, hidden[:, :-1], self.rope(ids.shape[1] - 1), trace)
 
 

@@ -1,7 +1,7 @@
 """The tasks glm-nano is trained on and judged by: conversations with a known right answer.
 
-An episode is a conversation whose assistant messages are all right; training uses it whole. A task is
-an episode cut before its last assistant message, with a checker for what the model says instead.
+An episode is a conversation whose assistant messages are all right; training uses it whole. A task
+is an episode cut before its last assistant message, with a checker for what the model says instead.
 Content words come from `words.Words`, so the two splits share wording but no words.
 Imports neither torch nor a tokenizer.
 """
@@ -33,7 +33,7 @@ SMALL_TALK = (
 class Task:
     """One request and the judge of its answer.
 
-    ``check`` takes content, reasoning and tool calls; a tool call is ``{"name": str, "arguments": dict}``.
+    ``check`` takes content, reasoning and calls; a call is ``{"name": .., "arguments": {..}}``.
     """
 
     skill: str
@@ -80,7 +80,10 @@ def _echo_text(rng: random.Random, words: Words, longest: int) -> str:
         return " ".join(words.word() for _ in range(count))
     if style < 0.7:
         parts = [words.word() for _ in range(count)]
-        return "".join(part + rng.choice((" ", " ", ", ", "; ", " - ", ": ")) for part in parts) + words.word()
+        return (
+            "".join(part + rng.choice((" ", " ", ", ", "; ", " - ", ": ")) for part in parts)
+            + words.word()
+        )
     if style < 0.8:
         return " ".join(rng.choice((words.word(), str(words.number()))) for _ in range(count))
     count = max(1, min(count, 8))
@@ -159,7 +162,9 @@ def make_episode(
         case "json":
             messages = json_object(rng, words, turns)
         case "tool_call" | "tool_result":
-            tools, messages = tool_tasks.conversation(rng, words, turns, results=skill == "tool_result")
+            tools, messages = tool_tasks.conversation(
+                rng, words, turns, results=skill == "tool_result"
+            )
         case "small_talk":
             messages = small_talk(rng, turns)
         case _:
@@ -170,9 +175,9 @@ def make_episode(
 def _checker(skill: str, answer: Message, tools: list[dict[str, Any]]) -> Checker:
     if skill == "tool_call":
         wanted = [call["function"] for call in answer["tool_calls"]]
-        return lambda content, reasoning, calls: [
-            {"name": call["name"], "arguments": call["arguments"]} for call in calls
-        ] == wanted
+        return lambda content, reasoning, calls: (
+            [{"name": call["name"], "arguments": call["arguments"]} for call in calls] == wanted
+        )
     if skill == "json":
         return lambda content, reasoning, calls: _parsed(content) == json.loads(answer["content"])
     return lambda content, reasoning, calls: content == answer["content"] and not calls
@@ -188,7 +193,7 @@ def _parsed(text: str) -> object:
 def make_task(skill: str, seed: int, split: Split = "eval", *, size: int | None = None) -> Task:
     """Draws one task; the same arguments give the same task everywhere.
 
-    A look-up has 75 to 120 lines unless ``size`` says otherwise: more than four times `index_topk` tokens.
+    A look-up has 75 to 120 lines unless ``size`` says otherwise: over 4 times `index_topk` tokens.
     """
     rng = random.Random(f"{split}/{skill}/{seed}")
     if skill == "lookup" and size is None:

@@ -1,4 +1,4 @@
-"""Renders conversations with a checkpoint's chat template, with jinja2 set up as transformers does."""
+"""Renders conversations with a checkpoint's chat template, jinja2 set up as transformers does."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> str:
         """Renders messages; ``kwargs`` are the template's switches."""
         return self._template.render(

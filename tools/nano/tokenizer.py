@@ -2,7 +2,7 @@
 
 Separators, single digits and a few fixed phrases (the template's own text, JSON punctuation) are
 isolated before BPE, so a word has the same tokens wherever it stands; copying cannot be learnt
-otherwise. Any text round-trips, since all 256 bytes are in the vocabulary and nothing is normalised.
+otherwise. Any text round-trips: all 256 bytes are in the vocabulary and nothing is normalised.
 
     python -m tools.nano.tokenizer models/glm-nano
 """
@@ -22,33 +22,77 @@ from tools.nano.tasks import SKILLS, make_episode
 from tools.nano.template import ChatTemplate
 from tools.nano.words import CJK, CYRILLIC, EMOJI, GREEK, KANA, LATIN, Words, known_words
 
-CONTROL_TOKENS = (
-    "<|endoftext|> [MASK] [gMASK] [sMASK] <sop> <eop> <|system|> <|user|> <|assistant|> <|observation|> "
-    "<|begin_of_image|> <|end_of_image|> <|begin_of_video|> <|end_of_video|> <|begin_of_audio|> "
-    "<|end_of_audio|> <|begin_of_transcription|> <|end_of_transcription|> <|code_prefix|> <|code_middle|> "
-    "<|code_suffix|> <think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <arg_key> "
-    "</arg_key> <arg_value> </arg_value> /nothink <|begin_of_box|> <|end_of_box|> <|image|> <|video|>"
-).split()
+CONTROL_TOKENS = [
+    "<|endoftext|>",
+    "[MASK]",
+    "[gMASK]",
+    "[sMASK]",
+    "<sop>",
+    "<eop>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|begin_of_audio|>",
+    "<|end_of_audio|>",
+    "<|begin_of_transcription|>",
+    "<|end_of_transcription|>",
+    "<|code_prefix|>",
+    "<|code_middle|>",
+    "<|code_suffix|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "/nothink",
+    "<|begin_of_box|>",
+    "<|end_of_box|>",
+    "<|image|>",
+    "<|video|>",
+]
 
 ORDINARY_TAGS = frozenset(
-    "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <arg_key> </arg_key> "
-    "<arg_value> </arg_value>".split()
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ]
 )
 """Control tokens without the special flag: decoding with skip_special_tokens keeps them."""
 
 PHRASES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n",
-    "</tools>\n\nFor each function call, output the function name and arguments within the following XML "
-    "format:\n",
+    "</tools>\n\nFor each function call, output the function name and arguments within the "
+    "following XML format:\n",
     "{function-name}", "{arg-key-1}", "{arg-value-1}", "{arg-key-2}", "{arg-value-2}", "...",
     "Reasoning Effort: ",
-    '{"name": "', '", "description": "', '", "parameters": {"type": "object", "properties": {', ', "required": [',
-    '": {"type": "string"}', '": {"type": "integer"}', '{"type": "object"', '"type": "', '"]}}', "[]}}", "}}",
+    '{"name": "', '", "description": "', '", "parameters": {"type": "object", "properties": {',
+    ', "required": [',
+    '": {"type": "string"}', '": {"type": "integer"}', '{"type": "object"', '"type": "',
+    '"]}}', "[]}}", "}}",
     '": "', '", "', '": ', ', "', '{"', '"}', '"]', "</", "->",
     ", ", ": ", "; ", ". ", " - ", "+", "=",
     "What is the value of ", "What is the weather in ", "What is ", "What time is it?", "Repeat: ",
-    "Write JSON with ", "Repeat the text.", "Write the object.", "Report the result.", "The answer is ",
+    "Write JSON with ", "Repeat the text.", "Write the object.", "Report the result.",
+    "The answer is ",
     " the message: ", "Search for ", "Then call ", ", then ",
 )  # fmt: skip
 
@@ -57,7 +101,7 @@ ROUND_UP = 64
 
 
 def _alternatives() -> str:
-    """Returns the pre-tokenizer's pattern: phrases (longest first), words, single digits, single others."""
+    """Returns the pre-tokenizer's pattern: phrases (longest first), words, digits, others."""
     phrases = "|".join(re.escape(phrase) for phrase in sorted(PHRASES, key=len, reverse=True))
     return rf"{phrases}|[\p{{L}}\p{{M}}]+|\p{{N}}|[^\p{{L}}\p{{M}}\p{{N}}]"
 
@@ -117,7 +161,7 @@ def _frequent_words(folder: Path) -> list[str]:
         for token in CONTROL_TOKENS:
             text = text.replace(token, " ")
         counts.update({piece for piece, _ in splitter.pre_tokenize_str(text)})
-    often = [word for word, count in counts.most_common() if count >= num_episodes // 150]
+    often = sorted(word for word, count in counts.items() if count >= num_episodes // 150)
     return [word for word in often if len(word) > 1 and word not in known_words()]
 
 

@@ -7,11 +7,55 @@ from typing import Any
 from tools.nano.episode import Message, assistant, tool_result, user
 from tools.nano.words import Words
 
-KEYS = (
-    "name city day date time text title color size count price user file note level team place age "
-    "code country query subject amount number from to id kind topic rate"
-).split()
-VERBS = "get set find add send open read make start stop show check book list move".split()
+KEYS = [
+    "name",
+    "city",
+    "day",
+    "date",
+    "time",
+    "text",
+    "title",
+    "color",
+    "size",
+    "count",
+    "price",
+    "user",
+    "file",
+    "note",
+    "level",
+    "team",
+    "place",
+    "age",
+    "code",
+    "country",
+    "query",
+    "subject",
+    "amount",
+    "number",
+    "from",
+    "to",
+    "id",
+    "kind",
+    "topic",
+    "rate",
+]
+VERBS = [
+    "get",
+    "set",
+    "find",
+    "add",
+    "send",
+    "open",
+    "read",
+    "make",
+    "start",
+    "stop",
+    "show",
+    "check",
+    "book",
+    "list",
+    "move",
+]
 
 Call = tuple[str, dict[str, Any]]
 
@@ -33,7 +77,9 @@ class Tool:
 
 
 WEATHER = Tool("get_weather", "Get the weather of a city", {"city": "string"})
-FORECAST = Tool("get_forecast", "Get the weather of the next days", {"city": "string", "days": "integer"})
+FORECAST = Tool(
+    "get_forecast", "Get the weather of the next days", {"city": "string", "days": "integer"}
+)
 CLOCK = Tool("get_time", "Get the current time", {})
 SEARCH = Tool("search", "Search the web", {"query": "string"})
 MESSAGE = Tool("send_message", "Send a message", {"to": "string", "text": "string"})
@@ -58,7 +104,7 @@ def random_tool(rng: random.Random, words: Words) -> Tool:
     return Tool(name, words.phrase(1, 3), kinds)
 
 
-def _value(rng: random.Random, words: Words, kind: str) -> Any:
+def _value(rng: random.Random, words: Words, kind: str) -> int | str:
     return words.number() if kind == "integer" else words.phrase(1, rng.choice((1, 1, 2)))
 
 
@@ -70,7 +116,9 @@ def everyday_request(rng: random.Random, words: Words, tool: Tool) -> tuple[str,
         return f"What is the weather in {places}?", [(tool.name, {"city": city}) for city in cities]
     if tool is FORECAST:
         city, days = words.word(), rng.randint(2, 14)
-        return f"What is the weather in {city} for {days} days?", [(tool.name, {"city": city, "days": days})]
+        return f"What is the weather in {city} for {days} days?", [
+            (tool.name, {"city": city, "days": days})
+        ]
     if tool is CLOCK:
         return "What time is it?", [(tool.name, {})]
     if tool is SEARCH:
@@ -88,7 +136,9 @@ def named_request(rng: random.Random, words: Words, tools: list[Tool]) -> tuple[
         arguments = {key: _value(rng, words, kind) for key, kind in tool.parameters.items()}
         listed = listing([f"{key} {value}" for key, value in arguments.items()])
         opening = "Call" if not calls else "Then call"
-        sentences.append(f"{opening} {tool.name} with {listed}." if listed else f"{opening} {tool.name}.")
+        sentences.append(
+            f"{opening} {tool.name} with {listed}." if listed else f"{opening} {tool.name}."
+        )
         calls.append((tool.name, arguments))
     return " ".join(sentences), calls
 

@@ -2,8 +2,9 @@
 
     python -m tools.nano.train
 
-State lives in `.nano/`: `plan.json` (what to train on, read again while running), `state.pt` (resumed
-from if there), `log.jsonl`. SIGTERM or Ctrl-C saves and ends; starting again goes on where it was.
+State lives in `.nano/`: `plan.json` (what to train on, read again while running; the plans used are
+in `tools/nano/plans/`), `state.pt` (resumed from if there), `log.jsonl`. SIGTERM or Ctrl-C saves and
+ends; starting again goes on where it was.
 Two processes with one thread each need one meeting per step instead of one per operator, which is
 faster and does not collapse when other programs want the cores.
 """
@@ -12,6 +13,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +61,10 @@ def make_shared() -> Shared:
     initialise(model)
     parameters = list(model.parameters())
     size = sum(p.numel() for p in parameters)
-    vectors = {name: torch.zeros(size).share_memory_() for name in ("weights", "first", "second", "average")}
+    vectors = {
+        name: torch.zeros(size).share_memory_()
+        for name in ("weights", "first", "second", "average")
+    }
     vectors |= {f"gradient{rank}": torch.zeros(size).share_memory_() for rank in range(NUM_RANKS)}
     control = torch.zeros(2, dtype=torch.long).share_memory_()
     offset = 0
@@ -102,7 +107,9 @@ def save(shared: Shared, path: Path) -> None:
     average = {name: t.clone() for name, t in views(model, shared.vectors["average"]).items()}
     state = {
         "step": shared.step,
-        "vectors": {name: shared.vectors[name] for name in ("weights", "first", "second", "average")},
+        "vectors": {
+            name: shared.vectors[name] for name in ("weights", "first", "second", "average")
+        },
         "buffers": buffers,
         "average": average | buffers,
     }
@@ -114,7 +121,9 @@ def _slots(shared: Shared, rank: int) -> list[Slot]:
     """Returns this process's share of the parameters, balanced by size."""
     cut = {name: views(shared.model, vector) for name, vector in shared.vectors.items()}
     loads, mine = [0] * NUM_RANKS, []
-    for name, parameter in sorted(shared.model.named_parameters(), key=lambda item: -item[1].numel()):
+    for name, parameter in sorted(
+        shared.model.named_parameters(), key=lambda item: -item[1].numel()
+    ):
         owner = loads.index(min(loads))
         loads[owner] += parameter.numel()
         if owner == rank:
@@ -130,31 +139,39 @@ def read_plan() -> dict[str, Any]:
     return plan
 
 
-def choose_mix(plan: dict[str, Any], rng: random.Random) -> Mix:
-    """Draws one of the plan's batch kinds by weight."""
+def choose_mix(plan: dict[str, Any], rng: random.Random) -> tuple[Mix, Mode]:
+    """Draws one of the plan's batch kinds by weight; a kind may have a mode of its own."""
     kinds = plan["batches"]
-    chosen = rng.choices(kinds, [kind["weight"] for kind in kinds])[0]
-    return Mix(**{key: value for key, value in chosen.items() if key != "weight"})
+    chosen = dict(rng.choices(kinds, [kind["weight"] for kind in kinds])[0])
+    del chosen["weight"]
+    mode: Mode = chosen.pop("mode", plan.get("mode", "dense"))
+    return Mix(**chosen), mode
 
 
-def losses(model: Nano, batch: Batch, plan: dict[str, Any]) -> dict[str, Tensor]:
-    """Returns the losses of one batch: `main`, and `index` and `draft` where the plan trains them."""
-    mode: Mode = plan.get("mode", "dense")
+def losses(model: Nano, batch: Batch, plan: dict[str, Any], mode: Mode) -> dict[str, Tensor]:
+    """Returns the losses of one batch: `main`, and `index` and `draft` if the plan has them."""
     result: dict[str, Tensor] = {}
     with torch.autocast("cpu", torch.bfloat16):
         mask = causal_mask(batch.documents)
-        trace = Trace(mode, mask, None if mode == "dense" else (batch.documents >= 0).float())
+        lessons = 0.2 * (batch.documents >= 0) + batch.weights
+        trace = Trace(mode, mask, None if mode == "dense" else lessons)
         hidden = model.trunk(batch.ids, trace)
         says = batch.weights[:, 1:] > 0
         logits = model.lm_head(hidden[:, :-1][says]).float()
         result["main"] = F.cross_entropy(logits, batch.ids[:, 1:][says])
         if plan.get("draft_weight", 0.0):
             source = hidden if plan.get("draft_moves_trunk") else hidden.detach()
-            part = Trace(mode, mask[:, 1:, 1:], None if trace.weights is None else trace.weights[:, 1:])
-            drafted = model.draft(batch.ids, source, part)
+            part = Trace(
+                mode, mask[:, :-1, :-1], None if trace.weights is None else trace.weights[:, :-1]
+            )
+            drafted = model.draft(batch.ids, source, batch.documents, part)
             same = batch.documents[:, 2:] == batch.documents[:, :-2]
             says = (batch.weights[:, 2:] > 0) & same
-            head = model.lm_head.weight if plan.get("draft_moves_trunk") else model.lm_head.weight.detach()
+            head = (
+                model.lm_head.weight
+                if plan.get("draft_moves_trunk")
+                else model.lm_head.weight.detach()
+            )
             logits = F.linear(drafted[:, :-1][says], head).float()
             result["draft"] = F.cross_entropy(logits, batch.ids[:, 2:][says])
             trace.losses += part.losses
@@ -182,7 +199,13 @@ def judge_all(shared: Shared, encoder: Encoder, plan: dict[str, Any]) -> dict[st
     for skill in SKILLS:
         for size in plan.get("judge_lines", [8]) if skill == "lookup" else [None]:
             found = score(
-                model, encoder, skill, count=count, seed=shared.step, mode=plan.get("judge_mode", "dense"), size=size
+                model,
+                encoder,
+                skill,
+                count=count,
+                seed=shared.step,
+                mode=plan.get("judge_mode", "dense"),
+                size=size,
             )
             key = skill if size is None else f"{skill}{size}"
             report[key] = [round(found[part], 3) for part in ("right", "tokens", "drafts")]
@@ -206,16 +229,17 @@ def run(rank: int, shared: Shared) -> None:
         if step % 20 == 0:
             plan = read_plan()
         rng = random.Random(f"{step}/{rank}")
-        mix = choose_mix(plan, random.Random(f"mix/{step}"))
+        mix, mode = choose_mix(plan, random.Random(f"mix/{step}"))
         batch = make_batch(encoder, rng, mix)
-        found = losses(model, batch, plan)
+        found = losses(model, batch, plan, mode)
         weight = {"main": plan.get("main_weight", 1.0), "index": plan.get("index_weight", 0.0)}
         weight["draft"] = plan.get("draft_weight", 0.0)
         torch.stack([weight[name] * loss for name, loss in found.items()]).sum().backward()
         recent.append({name: loss.item() for name, loss in found.items()})
         shared.barrier.wait()
         update(
-            slots, step=step + 1, rate=rate_at(plan, step), heads=model.config["num_attention_heads"],
+            slots, step=step + 1, rate=rate_at(plan, step),
+            heads=model.config["num_attention_heads"],
             decay=min(plan.get("average", 0.995), (1 + step) / (10 + step)),
         )  # fmt: skip
         shared.barrier.wait()
@@ -228,18 +252,22 @@ def run(rank: int, shared: Shared) -> None:
 
 
 def _after_step(
-    shared: Shared, encoder: Encoder, plan: dict[str, Any], recent: list[dict[str, float]], began: float,
-    *, stop: bool,
+    shared: Shared, encoder: Encoder, plan: dict[str, Any], recent: list[dict[str, float]],
+    began: float, *, stop: bool,
 ) -> float:  # fmt: skip
-    """Balances experts, logs, saves and judges as due; returns when the present log interval began."""
+    """Balances experts, logs, saves and judges as due; returns when the log interval began."""
     step = shared.step + 1
     shared.control[0] = step
     for module in shared.model.modules():
         if isinstance(module, Gate):
             module.balance(BALANCE_RATE)
     if step % 20 == 0:
-        mean = {key: sum(r[key] for r in recent if key in r) / len(recent) for key in recent[-1]}
-        line: dict[str, Any] = {"step": step, "seconds": round((time.time() - began) / len(recent), 3)}
+        keys = dict.fromkeys(key for found in recent for key in found)
+        mean = {key: statistics.fmean(r[key] for r in recent if key in r) for key in keys}
+        line: dict[str, Any] = {
+            "step": step,
+            "seconds": round((time.time() - began) / len(recent), 3),
+        }
         line |= {key: round(value, 4) for key, value in mean.items()}
         recent.clear()
         if step % plan.get("judge_every", 200) == 0:

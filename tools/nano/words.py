@@ -1,4 +1,4 @@
-"""Random words, numbers and texts for the glm-nano tasks, split so that training never sees eval words.
+"""Random words and numbers for the glm-nano tasks; training never sees the eval words.
 
 A word belongs to the eval split when the hash of its spelling says so; nothing else decides. The
 module imports neither torch nor tokenizers: the evaluation client uses it too.
@@ -16,8 +16,38 @@ Split = Literal["train", "eval"]
 EVAL_SHARE = 8
 """One word in this many is kept for evaluation."""
 
-CONSONANTS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr pl sh st th tr".split()
-VOWELS = "a e i o u a e i o u ai ea ee io ou".split()
+CONSONANTS = [
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "w",
+    "z",
+    "br",
+    "ch",
+    "cl",
+    "dr",
+    "fl",
+    "gr",
+    "pl",
+    "sh",
+    "st",
+    "th",
+    "tr",
+]
+VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ee", "io", "ou"]
 ENDINGS = ["", "", "", "n", "r", "s", "l", "t", "m", "x"]
 
 LATIN = "áàâäãåæçéèêëíìîïñóòôöõøúùûüýßœčšžłęąřů"
@@ -27,7 +57,13 @@ CJK = "日月山水火木金土人大小中上下天雨花海空学生東京北�
 KANA = "あいうえおかきくけこさしすせそたちつてとなにのはまみやらりるれん"
 EMOJI = "😀😂😊😍🎉🌍🌙🔥🐱🐶🍎🚀⭐🎵🌈🌸"
 SCRIPTS = (LATIN, CYRILLIC, GREEK, CJK, KANA, EMOJI)
-RARE_RANGES = ((0x0100, 0x017F), (0x0410, 0x044F), (0x05D0, 0x05EA), (0x0E01, 0x0E2E), (0x4E00, 0x9FA5))
+RARE_RANGES = (
+    (0x0100, 0x017F),
+    (0x0410, 0x044F),
+    (0x05D0, 0x05EA),
+    (0x0E01, 0x0E2E),
+    (0x4E00, 0x9FA5),
+)
 
 
 def split_of(text: str) -> Split:
