@@ -11,6 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from services.frontend.app import create_app
 from services.frontend.gateway import Gateway
 from services.frontend.process import build_gateway, running_http
 from services.frontend.settings import FrontendSettings
@@ -59,6 +60,27 @@ def run_dir() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def dialect() -> Dialect:
     return Dialect.load(MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def lone_gateway() -> Gateway:
+    """A gateway without a detokenizer: what passes all checks ends in 503 there."""
+    return build_gateway(
+        FrontendSettings(
+            address="unix:/tmp/none.sock",
+            detokenizer_address="unix:/tmp/none-d.sock",
+            model=MODEL_DIR,
+            served_model_name=[NAME, "alias"],
+        )
+    )
+
+
+@pytest.fixture
+async def lone(lone_gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of that gateway, in this process."""
+    transport = httpx.ASGITransport(create_app(lone_gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield client
 
 
 @pytest.fixture
