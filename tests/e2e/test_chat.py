@@ -1,0 +1,168 @@
+"""What a user of the SDK does first, on the trained checkpoint."""
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.e2e.mesh import Mesh
+
+QUESTION = "What is 12 + 7?"
+GREEDY = {"temperature": 0.0, "max_tokens": 96}
+
+
+def ask(
+    mesh: Mesh, question: str = QUESTION, **options: object
+) -> openai.types.chat.ChatCompletion:
+    messages = [{"role": "user", "content": question}]
+    return mesh.client().chat.completions.create(  # type: ignore[call-overload,no-any-return]  # options vary
+        model="glm-nano", messages=messages, **{**GREEDY, **options}
+    )
+
+
+def test_the_model_is_listed(nano: Mesh) -> None:
+    assert [model.id for model in nano.client().models.list()] == ["glm-nano"]
+    assert nano.client().models.retrieve("glm-nano").id == "glm-nano"
+
+
+def test_a_chat_is_answered_with_its_reasoning_apart(nano: Mesh) -> None:
+    answer = ask(nano)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == "19"
+    assert "2+7+0=9" in choice.message.reasoning_content  # type: ignore[attr-defined]  # extension
+    assert choice.message.reasoning == choice.message.reasoning_content  # type: ignore[attr-defined]  # extension
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_says_the_same_as_one_answer(nano: Mesh) -> None:
+    whole = ask(nano)
+    content, reasoning, finish, usage = "", "", None, None
+    stream = nano.client().chat.completions.create(
+        model="glm-nano",
+        messages=[{"role": "user", "content": QUESTION}],
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=0,
+        max_tokens=96,
+    )
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            finish = choice.finish_reason or finish
+    assert content == whole.choices[0].message.content
+    assert reasoning == whole.choices[0].message.reasoning_content  # type: ignore[attr-defined]  # extension
+    assert finish == "stop"
+    assert usage == whole.usage
+
+
+def test_thinking_can_be_switched_off(nano: Mesh) -> None:
+    answer = ask(nano, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    message = answer.choices[0].message
+    assert not getattr(message, "reasoning_content", None)
+    assert message.content
+
+
+def test_a_completion_continues_text(nano: Mesh) -> None:
+    answer = nano.client().completions.create(
+        model="glm-nano", prompt="one two three", max_tokens=8, temperature=0, echo=False
+    )
+    assert answer.choices[0].finish_reason in {"length", "stop"}
+    assert answer.usage is not None
+    assert 0 < answer.usage.completion_tokens <= 8
+
+
+def test_logprobs_come_per_token_with_alternatives(nano: Mesh) -> None:
+    answer = ask(nano, logprobs=True, top_logprobs=3)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content
+    for entry in logprobs.content:
+        assert entry.logprob <= 0
+        assert len(entry.top_logprobs) == 3
+        best = entry.top_logprobs[0]
+        assert best.logprob >= entry.top_logprobs[1].logprob
+        assert (entry.token, entry.logprob) == (best.token, best.logprob)  # greedy
+
+
+def test_a_stop_string_ends_the_answer_before_it(nano: Mesh) -> None:
+    whole = ask(nano, "Repeat: alpha beta gamma delta").choices[0].message.content or ""
+    word = whole.split()[-1]
+    choice = ask(nano, "Repeat: alpha beta gamma delta", stop=[word]).choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == whole[: whole.index(word)]
+    choice = ask(
+        nano,
+        "Repeat: alpha beta gamma delta",
+        stop=word,
+        extra_body={"include_stop_str_in_output": True},
+    ).choices[0]
+    assert choice.message.content == whole[: whole.index(word)] + word
+
+
+def test_one_seed_gives_one_text_whatever_else_runs(nano: Mesh) -> None:
+    def sampled(seed: int) -> str:
+        answer = ask(nano, "Hello", seed=seed, temperature=1.5, n=1, max_tokens=24)
+        message = answer.choices[0].message
+        return f"{message.reasoning_content}|{message.content}"  # type: ignore[attr-defined]  # extension
+
+    async def crowd() -> None:
+        client = openai.AsyncOpenAI(base_url=f"{nano.url}/v1", api_key="none", max_retries=0)
+        async with client:
+            await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model="glm-nano",
+                        messages=[{"role": "user", "content": f"Repeat: {n} words"}],
+                        max_tokens=24,
+                    )
+                    for n in range(6)
+                )
+            )
+
+    alone = sampled(7)
+    noise = asyncio.new_event_loop()
+    try:
+        future = noise.run_in_executor(None, asyncio.run, crowd())
+        assert sampled(7) == alone
+        noise.run_until_complete(future)
+    finally:
+        noise.close()
+    assert any(sampled(seed) != alone for seed in (8, 9, 10))
+
+
+def test_several_choices_differ_by_their_own_randomness(nano: Mesh) -> None:
+    answer = ask(nano, "Hello", n=3, temperature=1.5, seed=1, max_tokens=24)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    texts = {choice.message.model_dump_json() for choice in answer.choices}
+    assert len(texts) > 1
+
+
+async def test_32_requests_at_once_get_their_own_answers(nano: Mesh) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{nano.url}/v1", api_key="none", timeout=90) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model="glm-nano",
+                    messages=[{"role": "user", "content": f"Repeat: number {n}"}],
+                    temperature=0,
+                    max_tokens=64,
+                )
+                for n in range(100, 132)
+            )
+        )
+    contents = [answer.choices[0].message.content for answer in answers]
+    right = sum(content == f"number {n}" for n, content in enumerate(contents, 100))
+    assert right >= 28, contents
+    nano.until_idle()
+
+
+@pytest.mark.parametrize("reason", ["length"])
+def test_max_tokens_ends_with_length(nano: Mesh, reason: str) -> None:
+    answer = ask(nano, max_tokens=3)
+    assert answer.choices[0].finish_reason == reason
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
