@@ -67,7 +67,7 @@ class HealthThread:
         """Say whether the service can do its work, and why not."""
         with self._lock:
             self._is_serving = is_serving
-            self._reason = reason
+            self._reason = "" if is_serving else reason
         self._publish()
 
     def tick(self) -> None:

@@ -5,11 +5,16 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from services.launcher.run_dir import SERVICES, RunDirectory
 from services.launcher.settings import UpSettings
 from shared.config import has_tables
 from shared.parent import PARENT_VARIABLE
+
+
+# For requests of clients that enter below the frontend; those of the frontend have ended by then.
+EDGE_DRAIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ def _worker_flags(settings: UpSettings) -> list[object]:
 def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory) -> list[object]:
     return [
         *("--worker-address", run_dir.address("worker")),
+        *("--drain-timeout-s", EDGE_DRAIN_S),
         *_given("--max-model-len", settings.max_model_len),
         *_given("--max-num-seqs", settings.max_num_seqs),
         *_given("--max-num-batched-tokens", settings.max_num_batched_tokens),
