@@ -12,7 +12,6 @@ from services.launcher.settings import UpSettings
 from shared.config import has_tables
 from shared.parent import PARENT_VARIABLE
 
-
 # For requests of clients that enter below the frontend; those of the frontend have ended by then.
 EDGE_DRAIN_S: Final = 2.0
 
