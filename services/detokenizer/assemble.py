@@ -1,0 +1,136 @@
+"""What chat and completion objects have in common: heads, JSON pieces, the order of a stream.
+
+Chunks are put together from ready-made fragments; nothing is validated or copied field by field
+for each token.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from services.detokenizer.choice import Choice
+from services.detokenizer.messages import OutputSpec
+from services.detokenizer.usage import Usage
+from shared import sse
+
+encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder().encode
+
+
+class Chunks(Protocol):
+    """The chunks of one kind of object."""
+
+    def opening(self, choice: Choice) -> bytes | None:
+        """The `choices` entry that comes before all others of a choice."""
+
+    def entry(self, choice: Choice) -> bytes | None:
+        """The `choices` entry for what is new in a choice, None for nothing."""
+
+
+class Presenter(Protocol):
+    """Turns what is new in a response into bytes for the client."""
+
+    def render(self, choices: Sequence[Choice]) -> bytes:
+        """Bytes for everything new; the last ones when every choice has ended."""
+
+
+def head(spec: OutputSpec, object_name: str) -> bytes:
+    """The beginning of every object of a response."""
+    fields = {
+        "id": spec.response_id,
+        "object": object_name,
+        "created": spec.created_s,
+        "model": spec.model,
+    }
+    return encode(fields)[:-1]
+
+
+class StreamPresenter:
+    """Server-sent events: openings, deltas, one final chunk per choice, usage, [DONE]."""
+
+    def __init__(
+        self,
+        spec: OutputSpec,
+        object_name: str,
+        chunks: Chunks,
+        count: Callable[[], Usage],
+        *,
+        fingerprint: str,
+    ) -> None:
+        """Start a stream; `count` gives the usage so far."""
+        self._spec = spec
+        self._chunks = chunks
+        self._count = count
+        self._head = head(spec, object_name) + b',"choices":['
+        self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
+        self._is_open = False
+        self._ended: set[int] = set()
+        self._is_done = False
+
+    def render(self, choices: Sequence[Choice]) -> bytes:
+        """Frames for everything new."""
+        frames: list[bytes] = []
+        for choice in choices:
+            if choice.index in self._ended:
+                continue
+            entry = self._chunks.entry(choice)
+            if entry is None:
+                continue
+            if not self._is_open:
+                self._open(choices, frames)
+            tail = b""
+            if choice.end is not None:
+                self._ended.add(choice.index)
+                tail = b"" if self._spec.include_usage else self._fingerprint
+            frames.append(self._frame(entry, tail))
+        if len(self._ended) == len(choices) and not self._is_done:
+            self._is_done = True
+            self._close(frames)
+        return b"".join(frames)
+
+    def _open(self, choices: Sequence[Choice], frames: list[bytes]) -> None:
+        self._is_open = True
+        for choice in choices:
+            opening = self._chunks.opening(choice)
+            if opening is not None:
+                frames.append(self._frame(opening, b""))
+
+    def _close(self, frames: list[bytes]) -> None:
+        if self._spec.include_usage:
+            usage = b'],"usage":' + self._count().to_json() + self._fingerprint + b"}"
+            frames.append(sse.event(self._head + usage))
+        frames.append(sse.DONE)
+
+    def _frame(self, entry: bytes, tail: bytes) -> bytes:
+        if self._spec.include_continuous_usage:
+            tail += b',"usage":' + self._count().to_json()
+        return sse.event(self._head + entry + b"]" + tail + b"}")
+
+
+class BodyPresenter:
+    """One JSON body when every choice has ended."""
+
+    def __init__(
+        self,
+        spec: OutputSpec,
+        object_name: str,
+        entry: Callable[[Choice], bytes],
+        count: Callable[[], Usage],
+        *,
+        fingerprint: str,
+    ) -> None:
+        """Prepare a body; `entry` gives the `choices` entry of a choice."""
+        self._head = head(spec, object_name) + b',"choices":['
+        self._entry = entry
+        self._count = count
+        self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
+        self._is_done = False
+
+    def render(self, choices: Sequence[Choice]) -> bytes:
+        """Nothing until the end, then everything."""
+        if self._is_done or any(choice.end is None for choice in choices):
+            return b""
+        self._is_done = True
+        entries = b",".join(self._entry(choice) for choice in choices)
+        usage = b'],"usage":' + self._count().to_json()
+        return self._head + entries + usage + self._fingerprint + b"}"

@@ -1,0 +1,69 @@
+"""Text completions: `choices` entries of chunks and of the whole object."""
+
+from typing import Any
+
+from services.detokenizer.assemble import encode
+from services.detokenizer.choice import Choice
+from services.detokenizer.logprobs import LogprobWriter
+from services.detokenizer.messages import OutputSpec
+
+OBJECT = "text_completion"
+
+
+class CompletionChunks:
+    """Entries of streamed text_completion objects."""
+
+    def __init__(self, spec: OutputSpec, logprobs: LogprobWriter) -> None:
+        """Entries as `spec` wants them; an echoed prompt comes before the first text."""
+        self._spec = spec
+        self._logprobs = logprobs
+        self._echoes = dict(enumerate(spec.echo_texts))
+
+    def opening(self, choice: Choice) -> None:
+        """Completions have no role to tell."""
+
+    def entry(self, choice: Choice) -> bytes | None:
+        """One entry for everything new, the finish reason included."""
+        if not (choice.text.delta or choice.end or choice.logprobs or choice.token_ids):
+            return None
+        spec = self._spec
+        text = self._echoes.pop(choice.index, "") + "".join(choice.text.take().content)
+        logprobs = b"null"
+        if spec.include_logprobs and choice.logprobs:
+            shift = echo_length(spec, choice.index)
+            logprobs = encode(self._logprobs.completion(choice.logprobs, shift=shift))
+        ids = encode(choice.token_ids) if spec.return_token_ids else b"null"
+        choice.logprobs, choice.token_ids = [], []
+        reason = stop_reason = b"null"
+        if choice.end is not None:
+            reason, stop_reason = encode(choice.end.finish_reason), encode(choice.end.stop_reason)
+        return (
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b'
+            b',"prompt_token_ids":null,"token_ids":%b}'
+            % (choice.index, encode(text), logprobs, reason, stop_reason, ids)
+        )
+
+
+def completion_entry(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) -> bytes:
+    """The entry of a finished choice in a text_completion object."""
+    end = choice.end
+    assert end is not None
+    shift = echo_length(spec, choice.index)
+    echo = spec.echo_texts[choice.index] if shift else ""
+    entry: dict[str, Any] = {
+        "index": choice.index,
+        "text": echo + "".join(choice.text.take().content),
+        "logprobs": (
+            logprobs.completion(choice.logprobs, shift=shift) if spec.include_logprobs else None
+        ),
+        "finish_reason": end.finish_reason,
+        "stop_reason": end.stop_reason,
+    }
+    if spec.return_token_ids:
+        entry["token_ids"] = choice.token_ids
+    return encode(entry)
+
+
+def echo_length(spec: OutputSpec, index: int) -> int:
+    """Characters of the prompt that is put before a choice's text."""
+    return len(spec.echo_texts[index]) if index < len(spec.echo_texts) else 0

@@ -1,0 +1,44 @@
+"""What the core of this service needs from outside, as it sees it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.detokenizer.messages import AbortReason, SequenceFinished, TokenSubmit
+from shared.errors import RequestError
+from shared.sampling import TokenLogprobs
+
+
+class SequenceListener(Protocol):
+    """Who wants to know about the sequences of one submit; `position` counts them."""
+
+    def on_verdict(self, position: int, refusal: RequestError | None) -> None:
+        """Admitted, or refused for good."""
+
+    def on_tokens(
+        self,
+        position: int,
+        num_previous: int,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+    ) -> None:
+        """New tokens behind the first `num_previous` ones."""
+
+    def on_end(self, position: int, end: SequenceFinished | RequestError) -> None:
+        """The one end; nothing comes after it."""
+
+    def on_fault(self, error: RequestError) -> None:
+        """The listener itself has failed; its request ends."""
+
+
+class Upstream(Protocol):
+    """The scheduler."""
+
+    def submit(self, submit: TokenSubmit, listener: SequenceListener) -> list[int]:
+        """Send a request; returns the stream id of each sequence.
+
+        Raises:
+            RequestError: UPSTREAM_LOST, while there is no connection.
+        """
+
+    def abort(self, stream_id: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
+        """End a sequence; its end is still told, to nobody. Idempotent."""

@@ -1,0 +1,229 @@
+"""Tool arguments: from the text of a value to JSON, as the tool's JSON Schema declares it.
+
+The declared type comes first (integers and numbers as JSON numbers, true / false / 1 / 0 and null
+in any letter case, objects and arrays as JSON), then any strict JSON, then the raw text as a
+string. A string, an undeclared argument and one without a type are raw text. Where a string is one
+of several declared types, text that fits none of the others stays text. Numbers keep their digits.
+An unusual schema never fails a request: what cannot be read counts as undeclared.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from json.encoder import encode_basestring
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+# In the order in which they are tried.
+_ORDER = ("null", "integer", "number", "boolean", "object", "array", "string")
+_NAMES = {
+    **{name: name for name in _ORDER},
+    "int": "integer",
+    "float": "number",
+    "double": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "map": "object",
+    "list": "array",
+    "tuple": "array",
+    "str": "string",
+    "text": "string",
+    "none": "null",
+}
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,6}))?\Z")
+_BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
+# Integral values up to here are written out (2.0 as 2, 1e3 as 1000), larger ones stay as written.
+_MAX_PLAIN_DIGITS = 16
+
+Types = tuple[str, ...]
+
+
+def quote(text: str) -> str:
+    """A JSON string, non-ASCII kept."""
+    return encode_basestring(text)
+
+
+def escape(text: str) -> str:
+    """The inside of a JSON string; escaping pieces one by one equals escaping the whole."""
+    return encode_basestring(text)[1:-1]
+
+
+class ArgumentTypes:
+    """Declared types of one tool's arguments."""
+
+    def __init__(self, schema: Any) -> None:  # noqa: ANN401  (any JSON value)
+        """Read a JSON Schema of the arguments object; anything else declares nothing."""
+        self._root = schema
+        self._properties = _find_properties(schema)
+        self._known: dict[str, Types] = {}
+
+    def of(self, key: str) -> Types | None:
+        """Declared types in the order to try, None for raw text."""
+        if key not in self._properties:
+            return None
+        types = self._known.get(key)
+        if types is None:
+            found = _collect(self._properties[key], self._root)
+            types = tuple(name for name in _ORDER if name in found)
+            self._known[key] = types
+        return None if types in ((), ("string",)) else types
+
+
+def to_json(text: str, types: Types | None) -> str:
+    """The JSON of an argument."""
+    if types is None:
+        return quote(text)
+    stripped = text.strip()
+    for name in types:
+        value = _convert(stripped, name)
+        if value is not None:
+            return value
+    if "string" not in types:
+        value = strict_json(stripped)
+        if value is not None:
+            return value
+    return quote(text)
+
+
+def _convert(text: str, name: str) -> str | None:
+    if name == "null":
+        return "null" if text.lower() == "null" else None
+    if name == "integer":
+        return text if _INTEGER.match(text) else None
+    if name == "number":
+        return _number(text)
+    if name == "boolean":
+        return _BOOLEANS.get(text.lower())
+    if name == "string":
+        return None  # the caller keeps the text with its spaces
+    value = strict_json(text)
+    opening = "{" if name == "object" else "["
+    return value if value is not None and value.startswith(opening) else None
+
+
+def _number(text: str) -> str | None:
+    match = _NUMBER.match(text)
+    if match is None:
+        return None
+    whole, fraction, exponent = match[1], (match[2] or "").rstrip("0"), match[3]
+    if not fraction and exponent is None:
+        return whole
+    if math.isinf(float(text)):
+        return None
+    shift = int(exponent or 0) - len(fraction)
+    digits = (whole + fraction).lstrip("-0")
+    if not digits or 0 <= shift <= _MAX_PLAIN_DIGITS - len(digits):
+        sign = "-" if digits and whole.startswith("-") else ""
+        return sign + (digits + "0" * shift if digits else "0")
+    return text
+
+
+def strict_json(text: str) -> str | None:
+    """The text itself if it is one strict JSON value that every reader can hold."""
+    try:
+        json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+def _find_properties(schema: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSON value)
+    """The properties of the arguments object, also behind $ref, allOf, anyOf and oneOf."""
+    found: dict[str, Any] = {}
+    for node in _reachable(schema, schema, lambda _: False):
+        properties = node.get("properties")
+        if isinstance(properties, Mapping):
+            for key, value in properties.items():
+                found.setdefault(str(key), value)
+    return found
+
+
+def _collect(schema: Any, root: Any) -> set[str]:  # noqa: ANN401  (any JSON value)
+    """Names of all types that a schema allows; empty when it says nothing."""
+    found: set[str] = set()
+    implied: set[str] = set()
+    for node in _reachable(schema, root, _is_decided):
+        if "type" in node:
+            named = node["type"] if isinstance(node["type"], list) else [node["type"]]
+            found |= {_NAMES.get(str(name).lower(), "string") for name in named}
+        elif isinstance(node.get("enum"), list):
+            found |= {_type_of(value) for value in node["enum"]}
+        elif "const" in node:
+            found.add(_type_of(node["const"]))
+        else:
+            implied |= _implied(node)
+    return found or implied
+
+
+def _is_decided(node: Mapping[str, Any]) -> bool:
+    return "type" in node or isinstance(node.get("enum"), list) or "const" in node
+
+
+def _reachable(
+    schema: Any,  # noqa: ANN401  (any JSON value)
+    root: Any,  # noqa: ANN401  (any JSON value)
+    is_leaf: Callable[[Mapping[str, Any]], bool],
+) -> Iterator[Mapping[str, Any]]:
+    """A schema and those it is made of by $ref, anyOf, oneOf and allOf; each once."""
+    pending, seen = [schema], set[int]()
+    for node in pending:  # grows while it runs
+        if not isinstance(node, Mapping) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        if is_leaf(node):
+            continue
+        if "$ref" in node:
+            pending.append(_resolve(node["$ref"], root))
+        for name in ("anyOf", "oneOf", "allOf"):
+            branches = node.get(name)
+            pending.extend(branches if isinstance(branches, list) else [])
+
+
+def _implied(schema: Mapping[str, Any]) -> set[str]:
+    if "properties" in schema or "additionalProperties" in schema:
+        return {"object"}
+    return {"array"} if "items" in schema or "prefixItems" in schema else set()
+
+
+def _type_of(value: Any) -> str:  # noqa: ANN401  (any JSON value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def _resolve(reference: Any, root: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    """What a local JSON pointer points to, None for anything else."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    node = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, Mapping):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
+        else:
+            return None
+    return node

@@ -1,0 +1,182 @@
+"""One frontend process and its requests: messages in, one message per step out.
+
+No sockets and no clock. `handle` takes what the frontend sent, `collect` gives what there is to
+say; `wake` is called when that is more than nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.detokenizer.build import (
+    BuildContext,
+    build_presenter,
+    build_response,
+    upstream_submit,
+)
+from services.detokenizer.delivery import Delivery, Output, ReaderLimits
+from services.detokenizer.faults import internal_error
+from services.detokenizer.live import LiveRequests
+from services.detokenizer.messages import TextEnd, TextSubmit
+from services.detokenizer.ports import Upstream
+from shared.errors import FailureReason, RequestError
+from shared.sampling import LoadSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """What one message of the frontend says; `credits` maps stream ids to bytes."""
+
+    submits: Sequence["StreamSubmit"] = ()
+    aborted_stream_ids: Sequence[int] = ()
+    credits: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSubmit:
+    """A request under the name that the frontend gives it; `submit` may be unreadable already."""
+
+    stream_id: int
+    submit: TextSubmit | RequestError
+    initial_credit_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What one message to the frontend says."""
+
+    verdicts: list[tuple[int, RequestError | None]] = field(default_factory=list)
+    frames: list[tuple[int, bytes]] = field(default_factory=list)
+    ends: list[tuple[int, TextEnd]] = field(default_factory=list)
+    load: LoadSnapshot | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.verdicts or self.frames or self.ends or self.load)
+
+
+class Session:
+    """The requests of one connection."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        upstream: Upstream,
+        live: LiveRequests,
+        limits: ReaderLimits,
+        wake: Callable[[], None],
+    ) -> None:
+        """Start without requests."""
+        self._context = context
+        self._upstream = upstream
+        self._live = live
+        self._limits = limits
+        self._wake = wake
+        self._deliveries: dict[int, Delivery] = {}
+        self._changed: dict[int, None] = {}
+        self._refused: list[tuple[int, RequestError]] = []
+        self._load: LoadSnapshot | None = None
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    def handle(self, incoming: Incoming, now: float) -> None:
+        """Take a message: submits first, so that an abort in the same message finds its request."""
+        for submit in incoming.submits:
+            self._submit(submit, now)
+        for stream_id, num_bytes in incoming.credits.items():
+            delivery = self._deliveries.get(stream_id)
+            if delivery is not None:
+                delivery.add_credit(num_bytes)
+                self._mark(stream_id)
+        for stream_id in incoming.aborted_stream_ids:
+            delivery = self._deliveries.get(stream_id)
+            if delivery is not None:
+                delivery.response.abort(_cancelled())
+
+    def show_load(self, load: LoadSnapshot) -> None:
+        """Relay the scheduler's latest snapshot."""
+        self._load = load
+        self._wake()
+
+    def collect(self, now: float) -> Outgoing:
+        """Everything there is to say now; may be nothing."""
+        outgoing = Outgoing(verdicts=list(self._refused), load=self._load)
+        self._refused, self._load = [], None
+        changed, self._changed = self._changed, {}
+        for stream_id in changed:
+            delivery = self._deliveries.get(stream_id)
+            if delivery is not None:
+                self._take(stream_id, delivery, outgoing, now)
+        return outgoing
+
+    def tick(self, now: float) -> None:
+        """Look at the clock for every request."""
+        for delivery in list(self._deliveries.values()):
+            delivery.tick(now)
+
+    def close(self) -> None:
+        """The connection is gone: every request on it is aborted."""
+        for delivery in self._deliveries.values():
+            delivery.response.abort(_cancelled())
+            self._live.discard(delivery.response)
+        self._deliveries.clear()
+
+    def _submit(self, incoming: StreamSubmit, now: float) -> None:
+        stream_id, submit = incoming.stream_id, incoming.submit
+        if isinstance(submit, RequestError):
+            self._refuse(stream_id, submit)
+            return
+        try:
+            self._check_free(stream_id)
+            response = build_response(submit, self._context, now)
+        except RequestError as error:
+            self._refuse(stream_id, error)
+            return
+        self._deliveries[stream_id] = Delivery(
+            response,
+            build_presenter(response, submit.output, self._context),
+            self._limits,
+            is_stream=submit.output.is_stream,
+            credit_bytes=incoming.initial_credit_bytes,
+        )
+        self._live.add(response)
+        response.on_change = lambda: self._mark(stream_id)
+        response.start(
+            self._upstream, upstream_submit(submit, response, self._context, submit.request_id)
+        )
+
+    def _check_free(self, stream_id: int) -> None:
+        self._live.check_open()
+        if stream_id in self._deliveries:
+            message = f"stream_id {stream_id} is in use"
+            raise RequestError(FailureReason.ALREADY_EXISTS, message, field="stream_id")
+
+    def _refuse(self, stream_id: int, error: RequestError) -> None:
+        self._refused.append((stream_id, error))
+        self._wake()
+
+    def _take(self, stream_id: int, delivery: Delivery, outgoing: Outgoing, now: float) -> None:
+        output = self._render(delivery, now)
+        if output.has_verdict:
+            outgoing.verdicts.append((stream_id, output.refusal))
+        if output.frames:
+            outgoing.frames.append((stream_id, output.frames))
+        if output.end is not None:
+            outgoing.ends.append((stream_id, output.end))
+        if delivery.is_over:
+            del self._deliveries[stream_id]
+            self._live.discard(delivery.response)
+
+    def _render(self, delivery: Delivery, now: float) -> Output:
+        try:
+            return delivery.take(now)
+        except Exception as error:  # noqa: BLE001  # one request may fail, the others may not
+            delivery.response.abort(internal_error(error, delivery.response.request_id))
+            return delivery.take_failure()
+
+    def _mark(self, stream_id: int) -> None:
+        self._changed[stream_id] = None
+        self._wake()
+
+
+def _cancelled() -> RequestError:
+    return RequestError(FailureReason.CANCELLED, "the client went away")
