@@ -138,4 +138,5 @@ def _output(
         num_top_logprobs=request.logprobs or 0,
         return_token_ids=bool(request.return_token_ids),
         echo_texts=echoes,
+        num_choices_per_prompt=request.n or 1,
     )

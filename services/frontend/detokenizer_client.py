@@ -348,4 +348,5 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
         num_top_logprobs=output.num_top_logprobs,
         return_token_ids=output.return_token_ids,
         echo_texts=output.echo_texts,
+        num_choices_per_prompt=output.num_choices_per_prompt,
     )

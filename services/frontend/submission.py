@@ -56,6 +56,8 @@ class OutputPlan:
     num_top_logprobs: int = 0
     return_token_ids: bool = False
     echo_texts: tuple[str, ...] = ()
+    # Consecutive choices that share a prompt, which usage counts once; 0: all of a chat.
+    num_choices_per_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
