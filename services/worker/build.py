@@ -26,7 +26,7 @@ def executor_builder(settings: WorkerSettings) -> Callable[[], StepExecutor]:
 
     def build() -> StepExecutor:
         # Here and not above: a replay worker starts in a fraction of torch's import time.
-        from services.worker.model_executor import build_model_executor  # noqa: PLC0415
+        from services.worker.model_build import build_model_executor  # noqa: PLC0415
 
         return build_model_executor(settings, path)
 

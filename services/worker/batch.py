@@ -1,0 +1,149 @@
+"""Turns the rows of a step into the tensors that the model takes.
+
+One flattened step: prefill chunks and decodes stand behind each other, T tokens of R sequences. All
+buffers are allocated once and rewritten in place, so their addresses stay; the work per step is a
+fixed number of vector operations, however many tokens there are.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.worker.contract import ActiveRows
+from services.worker.model.metadata import StepMetadata
+from services.worker.plan import Ints
+from services.worker.rows import RowTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One step for the model."""
+
+    token_ids: Tensor
+    """[T] int64, padding included."""
+    metadata: StepMetadata
+    sampling_entries: Ints
+    """[S] places in the active rows that get a new token."""
+    sampling_positions: Tensor | None
+    """[S, padded] int64, places of their last tokens in the step; None when they are all of it."""
+
+
+class _Buffer:
+    """A host array that the step is written into, and the device tensor that the model reads.
+
+    On a CPU both are the same memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        host = torch.zeros(shape, dtype=dtype)
+        self.array: NDArray[np.generic] = host.numpy()
+        self._host = host
+        self._device = host.to(device)
+
+    def send(self, count: int) -> Tensor:
+        """The first `count` entries on the device."""
+        part = self._device[:count]
+        if self._device is not self._host:
+            # The result of the last step was read back, so nothing still reads the host's copy.
+            part.copy_(self._host[:count], non_blocking=True)
+        return part
+
+
+class BatchBuilder:
+    """Owns the buffers. One thread uses it."""
+
+    def __init__(self, table: RowTable, device: torch.device, *, row_multiple: int) -> None:
+        """Steps are padded to a multiple of `row_multiple` tokens.
+
+        Padding tokens are one more sequence of length 0 that writes into the scratch block.
+        """
+        limits = table.capacity
+        self._table = table
+        self._multiple = row_multiple
+        num_tokens = limits.max_num_batched_tokens + row_multiple
+        num_seqs = limits.max_num_seqs + 1
+        self._device = device
+        self._token_ids = _Buffer((num_tokens,), torch.int64, device)
+        self._positions = _Buffer((num_tokens,), torch.int64, device)
+        self._slots = _Buffer((num_tokens,), torch.int32, device)
+        self._cum_query_lens = _Buffer((num_seqs,), torch.int32, device)
+        self._seq_lens = _Buffer((num_seqs,), torch.int32, device)
+        self._sampled = _Buffer((num_seqs + row_multiple,), torch.int64, device)
+        # Flat, so that a step's table is contiguous at any width.
+        self._tables = _Buffer((num_seqs * limits.max_blocks_per_row,), torch.int32, device)
+        self._ramp = np.arange(num_tokens)
+
+    def build(self, active: ActiveRows) -> Batch:
+        """Write one step; its tensors are valid until the next one."""
+        num_tokens = active.num_tokens
+        padded = -(-num_tokens // self._multiple) * self._multiple
+        num_seqs = len(active.rows) + (padded > num_tokens)
+        rows, positions = self._spread(active, num_tokens)
+        self._fill_tokens(rows, positions, num_tokens, padded)
+        self._fill_lengths(active, padded)
+        metadata = StepMetadata(
+            num_tokens=padded,
+            positions=self._positions.send(padded),
+            slot_mapping=self._slots.send(padded),
+            cum_query_lens=self._cum_query_lens.send(num_seqs),
+            seq_lens=self._seq_lens.send(num_seqs),
+            block_table=self._fill_block_tables(active, num_seqs),
+        )
+        entries = np.flatnonzero(active.is_sampling)
+        return Batch(
+            token_ids=self._token_ids.send(padded),
+            metadata=metadata,
+            sampling_entries=entries,
+            sampling_positions=self._sampling_positions(active, entries, padded),
+        )
+
+    def _spread(self, active: ActiveRows, num_tokens: int) -> tuple[Ints, Ints]:
+        """Row and position of every token."""
+        if num_tokens == len(active.rows):  # decodes only
+            return active.rows, active.num_computed
+        counts = active.num_scheduled
+        starts = np.cumsum(counts) - counts
+        offsets = np.repeat(active.num_computed - starts, counts)
+        return np.repeat(active.rows, counts), offsets + self._ramp[:num_tokens]
+
+    def _fill_tokens(self, rows: Ints, positions: Ints, num_tokens: int, padded: int) -> None:
+        size = self._table.capacity.block_size
+        blocks = self._table.block_table[rows, positions // size]
+        self._token_ids.array[:num_tokens] = self._table.tokens[rows, positions]
+        self._positions.array[:num_tokens] = positions
+        self._slots.array[:num_tokens] = blocks * size + positions % size
+        if padded > num_tokens:
+            self._token_ids.array[num_tokens:padded] = 0
+            self._positions.array[num_tokens:padded] = 0
+            # Slots of scratch block 0, one each.
+            self._slots.array[num_tokens:padded] = self._ramp[: padded - num_tokens]
+
+    def _fill_lengths(self, active: ActiveRows, padded: int) -> None:
+        count = len(active.rows)
+        np.cumsum(active.num_scheduled, out=self._cum_query_lens.array[:count])
+        self._seq_lens.array[:count] = active.num_computed + active.num_scheduled
+        self._cum_query_lens.array[count] = padded
+        self._seq_lens.array[count] = 0
+
+    def _fill_block_tables(self, active: ActiveRows, num_seqs: int) -> Tensor:
+        """Tables of the active rows, as wide as the longest sequence needs."""
+        ends = active.num_computed + active.num_scheduled
+        width = -(-int(ends.max()) // self._table.capacity.block_size)
+        used = len(active.rows) * width
+        self._tables.array[:used] = self._table.block_table[active.rows, :width].reshape(-1)
+        self._tables.array[used : num_seqs * width] = 0
+        return self._tables.send(num_seqs * width).view(num_seqs, width)
+
+    def _sampling_positions(self, active: ActiveRows, entries: Ints, padded: int) -> Tensor | None:
+        count = len(entries)
+        if count == padded:
+            return None
+        last = self._cum_query_lens.array[entries].astype(np.int64) - 1
+        # The head is a matrix product as well: the same padding, with any token of the step.
+        wanted = -(-count // self._multiple) * self._multiple
+        self._sampled.array[:count] = last
+        self._sampled.array[count:wanted] = 0
+        return self._sampled.send(wanted)
