@@ -20,6 +20,7 @@ _LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+_OWN_ROOMS: Final = ("services", "shared")
 # Attributes every record has; what else it carries came in as a field.
 _STANDARD: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
@@ -70,7 +71,10 @@ def set_level(level: str) -> None:
     number = _LEVELS.get(level.lower())
     if number is None:
         raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
-    logging.getLogger().setLevel(number)
+    # Libraries never say more than INFO: their debug lines would bury ours.
+    logging.getLogger().setLevel(max(number, logging.INFO))
+    for room in _OWN_ROOMS:
+        logging.getLogger(room).setLevel(number)
 
 
 def get_logger(name: str) -> logging.Logger:

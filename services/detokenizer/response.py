@@ -19,8 +19,11 @@ from services.detokenizer.messages import (
 from services.detokenizer.ports import Upstream
 from services.detokenizer.usage import Usage, total_stats
 from shared.errors import FailureReason, RequestError
+from shared.log import get_logger
 from shared.sampling import TokenLogprobs
 from shared.tracing import Span
+
+_logger = get_logger(__name__)
 
 
 class Response:
@@ -63,6 +66,7 @@ class Response:
     def start(self, upstream: Upstream, submit: TokenSubmit) -> None:
         """Send the sequences on their way; a `RequestError` counts as refusal."""
         self._upstream = upstream
+        _logger.debug("submitted", extra={"request_id": self.request_id})
         try:
             self._stream_ids = upstream.submit(submit, self)
         except RequestError as error:
@@ -172,7 +176,9 @@ class Response:
         self._close_span()
 
     def _close_span(self) -> None:
-        self._span.set("num_output_tokens", sum(choice.num_tokens for choice in self.choices))
+        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        _logger.debug("ended", extra={"request_id": self.request_id, "num_tokens": num_tokens})
+        self._span.set("num_output_tokens", num_tokens)
         dropped = sum(choice.text.num_dropped_calls for choice in self.choices)
         if dropped:
             self._span.set("num_dropped_calls", dropped)

@@ -102,7 +102,11 @@ class Door:
                 scope["path"],
                 status,
                 visit.age_s * 1000,
-                extra={"request_id": visit.request_id, "response_id": visit.response_id},
+                # One id in the logs of all services; the label is what the client knows.
+                extra={
+                    "request_id": visit.response_id or visit.request_id,
+                    "label": visit.request_id,
+                },
             )
 
 

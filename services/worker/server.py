@@ -194,6 +194,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             session.last_step = plan.step
             session.num_in_flight += 1
             self._spans.see_plan(plan)
+            for new in plan.new_sequences:
+                _log.debug("row taken", extra={"request_id": new.request_id, "row": new.row})
             self._orders.put(RunPlan(epoch=session.epoch, plan=plan, answer=session.answer))
         session.is_half_closed = True
         if not session.num_in_flight:

@@ -69,7 +69,7 @@ async def test_drain_is_passed_on_and_may_be_repeated(channel: grpc.aio.Channel)
 
 
 async def test_log_level_changes_and_an_unknown_one_is_refused(channel: grpc.aio.Channel) -> None:
-    stub, root = admin_pb2_grpc.AdminServiceStub(channel), logging.getLogger()
+    stub, root = admin_pb2_grpc.AdminServiceStub(channel), logging.getLogger("services")
     before = root.level
     try:
         await stub.SetLogLevel(admin_pb2.SetLogLevelRequest(level="DEBUG"), timeout=5)
