@@ -20,18 +20,18 @@ def measure(logits: Tensor, tokens: Tensor, num_top: Ints) -> LogprobColumns:
         tokens: [S] their sampled tokens.
         num_top: [S] alternatives asked for, 0 for none.
     """
-    chosen = logits.gather(1, tokens[:, None])
-    log_total = torch.logsumexp(logits, dim=1, keepdim=True)
-    ranks = 1 + (logits > chosen).sum(dim=1)
+    logprobs = torch.log_softmax(logits, dim=1)
+    chosen = logprobs.gather(1, tokens[:, None])
+    ranks = 1 + (logprobs > chosen).sum(dim=1)
     widest = int(num_top.max(initial=0))
-    top_values, top_ids = largest(logits, widest) if widest else (logits[:, :0], logits[:, :0])
+    top_values, top_ids = largest(logprobs, widest)
     is_asked = np.arange(widest) < num_top[:, None]
     return LogprobColumns(
-        sampled_logprobs=(chosen - log_total)[:, 0].cpu().numpy(),
+        sampled_logprobs=chosen[:, 0].cpu().numpy(),
         sampled_ranks=_ids(ranks),
         num_top_logprobs=num_top,
         top_token_ids=_ids(top_ids)[is_asked],
-        top_logprobs=(top_values - log_total).cpu().numpy()[is_asked],
+        top_logprobs=top_values.cpu().numpy()[is_asked],
     )
 
 

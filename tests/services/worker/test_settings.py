@@ -1,0 +1,46 @@
+import pytest
+
+from services.worker.settings import WorkerSettings
+from shared.config import parse
+from shared.errors import ConfigError
+
+BASE = ["--address", "unix:/tmp/w.sock"]
+
+
+def test_flags_have_vllm_names() -> None:
+    flags = "--model m --dtype float32 --max-model-len 4096 --max-num-seqs 8"
+    flags += " --max-num-batched-tokens 512 --kv-cache-memory-bytes 1000000"
+    settings = parse(WorkerSettings, BASE + flags.split())
+    assert settings.max_model_len == 4096
+    assert settings.kv_cache_memory_bytes == 1_000_000
+
+
+def test_a_model_is_required_in_model_mode_only() -> None:
+    with pytest.raises(ConfigError, match="--model is required"):
+        parse(WorkerSettings, BASE)
+    assert parse(WorkerSettings, [*BASE, "--worker-mode", "replay"]).model is None
+
+
+def test_a_step_must_hold_a_token_of_every_sequence() -> None:
+    flags = ["--worker-mode", "replay", "--max-num-seqs", "64", "--max-num-batched-tokens", "63"]
+    with pytest.raises(ConfigError, match=r"63 must be at least --max-num-seqs 64"):
+        parse(WorkerSettings, BASE + flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--worker-mode", "other"),
+        ("--dtype", "float16"),
+        ("--max-model-len", "1"),
+        ("--max-num-seqs", "0"),
+        ("--kv-cache-memory-bytes", "0"),
+        ("--gpu-memory-utilization", "1.5"),
+        ("--num-kv-blocks", "1"),
+        ("--num-threads", "-1"),
+        ("--stall-timeout-s", "0"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_flag(flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        parse(WorkerSettings, [*BASE, "--model", "m", flag, value])
