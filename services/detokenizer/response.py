@@ -156,6 +156,9 @@ class Response:
             self.end = error
         else:
             self.refusal = error
+        _logger.info(
+            "request failed", extra={"request_id": self.request_id, "reason": error.reason.name}
+        )
         self._span.fail(error.reason.name)
         self._close_span()
         self.on_change()
