@@ -1,0 +1,148 @@
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.kv_cache import KVCaches, bytes_per_block
+from services.worker.model.config import ModelConfig
+from services.worker.model_build import build_model_executor
+from services.worker.model_executor import ModelExecutor
+from services.worker.settings import WorkerSettings
+from shared.errors import CheckpointError, ConfigError
+from tests.services.worker.plans import Live, MiniScheduler
+
+CHANCE = random.Random(1)
+# On both sides of the tiny model's index_topk of 16 and of the block size of 128.
+PROMPTS = [[CHANCE.randrange(3, 97) for _ in range(n)] for n in (1, 9, 40, 150)]
+GREEDY = {"temperature": 0.0, "max_tokens": 12}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The builder sets torch's threads for its process: put them back for the other tests."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def oracle(make_checkpoint: Callable[..., Any]) -> Any:
+    return make_checkpoint(seed=4)
+
+
+def settings(path: Path, **changes: Any) -> WorkerSettings:
+    values = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_threads": 1}
+    return WorkerSettings(address="unix:/tmp/w.sock", model=path, **(values | changes))
+
+
+def build(path: Path, **changes: Any) -> ModelExecutor[KVCaches]:
+    return build_model_executor(settings(path, **changes), path)
+
+
+def run(executor: ModelExecutor[KVCaches], prompts: list[list[int]], chunk: int) -> list[Live]:
+    scheduler = MiniScheduler(executor, chunk=chunk)
+    lives = [scheduler.add(prompt, **GREEDY) for prompt in prompts]
+    scheduler.run()
+    assert [one.error for one in lives] == [None] * len(lives)
+    return lives
+
+
+def test_greedy_tokens_are_those_of_the_oracle(oracle: Any) -> None:
+    lives = run(build(oracle.path, num_kv_blocks=16), PROMPTS, 1000)
+    for one in lives:
+        ids = torch.tensor([one.prompt])
+        with torch.no_grad():
+            for _ in range(GREEDY["max_tokens"]):
+                best = oracle.model(input_ids=ids).logits[0, -1].argmax()
+                ids = torch.cat([ids, best.view(1, 1)], dim=1)
+        assert one.outputs == ids[0, len(one.prompt) :].tolist()
+
+
+@pytest.mark.parametrize("chunk", [7, 32])
+def test_tokens_do_not_depend_on_chunks_or_neighbours(oracle: Any, chunk: int) -> None:
+    executor = build(oracle.path, num_kv_blocks=16)
+    together = [one.outputs for one in run(executor, PROMPTS, chunk)]
+    executor.start_epoch(1)
+    for prompt, outputs in zip(PROMPTS, together, strict=True):
+        assert run(executor, [prompt], 1000)[0].outputs == outputs
+        executor.start_epoch(1)
+
+
+def test_a_preempted_sequence_continues_with_the_same_tokens(oracle: Any) -> None:
+    executor = build(oracle.path, num_kv_blocks=16)
+    expected = run(executor, [PROMPTS[2]], 1000)[0].outputs
+    executor.start_epoch(1)
+    scheduler = MiniScheduler(executor, chunk=20)
+    other = scheduler.add(PROMPTS[3], **GREEDY)
+    one = scheduler.add(PROMPTS[2], **GREEDY)
+    while len(one.outputs) < 5:
+        scheduler.run_step()
+    scheduler.preempt(one)
+    scheduler.run()
+    assert one.outputs == expected
+    assert len(other.outputs) == 12
+
+
+def test_float32_logits_are_bitwise_those_of_any_batch(oracle: Any) -> None:
+    """Logprobs show the last bit of the logits: equal for one row and for four."""
+    executor = build(oracle.path, num_kv_blocks=16)
+    asked = GREEDY | {"num_logprobs": 5, "max_tokens": 3}
+
+    def top_of(prompts: list[list[int]]) -> list[list[float]]:
+        scheduler = MiniScheduler(executor)
+        for prompt in prompts:
+            scheduler.add(prompt, **asked)
+        scheduler.run()
+        executor.start_epoch(1)
+        # Each prompt's alternatives of every step, first prompt first.
+        return [columns.top_logprobs.tolist()[:5] for columns in scheduler.logprobs]
+
+    assert top_of([PROMPTS[2]]) == top_of([PROMPTS[2], PROMPTS[0], PROMPTS[1], PROMPTS[3]])
+
+
+def test_capacity_tells_what_was_built(oracle: Any) -> None:
+    config = ModelConfig.from_dir(oracle.path)
+    block = bytes_per_block(config, torch.float32)
+    executor = build(oracle.path, kv_cache_memory_bytes=20 * block + 5)
+    capacity = executor.capacity
+    assert capacity.num_blocks == 20
+    assert capacity.block_size_bytes == block
+    assert capacity.max_model_len == 512
+    assert capacity.num_rows == 8
+    assert capacity.vocab_size == 97
+    assert len(capacity.model_digest) == 64
+
+
+def test_too_little_memory_names_both_numbers(oracle: Any) -> None:
+    with pytest.raises(ConfigError, match=r"holds 0 blocks.*needs 5"):
+        build(oracle.path, kv_cache_memory_bytes=1000)
+    with pytest.raises(ConfigError, match="--num-kv-blocks 4"):
+        build(oracle.path, num_kv_blocks=4)
+
+
+def test_bfloat16_serves_too(oracle: Any) -> None:
+    executor = build(oracle.path, num_kv_blocks=16, dtype="bfloat16")
+    assert len(run(executor, [PROMPTS[1]], 1000)[0].outputs) == 12
+
+
+def test_weights_whose_logits_overflow_do_not_get_past_the_self_check(
+    make_checkpoint: Callable[..., Any], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    made = make_checkpoint(seed=5)
+    tensors = load_file(str(made.path / "model.safetensors"))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] * 1e37
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1e5
+    (tmp_path / "config.json").write_bytes((made.path / "config.json").read_bytes())
+    save_file(tensors, str(tmp_path / "model.safetensors"))
+    with pytest.raises(CheckpointError, match="not finite"):
+        build(tmp_path, num_kv_blocks=16)
+
+
+def test_a_missing_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        build(tmp_path / "nowhere")

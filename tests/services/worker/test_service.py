@@ -1,0 +1,169 @@
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.glm.v1 import worker_pb2
+from services.worker.__main__ import main
+from services.worker.service import SERVICE_NAME, WorkerService
+from services.worker.settings import WorkerSettings
+from shared.errors import ConfigError
+from shared.health import probe
+from shared.rpc import open_channel
+from shared.sampling import ReplayScript
+from tests.services.worker.plans import Entry, make_plan, make_sequence
+from tests.services.worker.scheduler_client import SchedulerClient, ids_of
+
+
+@pytest.fixture
+def folder() -> Any:
+    """Short paths: a socket's name holds 107 bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def settings(folder: Path, **changes: Any) -> WorkerSettings:
+    values = {
+        "worker_mode": "replay",
+        "address": f"unix:{folder}/w.sock",
+        "health_address": f"unix:{folder}/h.sock",
+        "admin_address": f"unix:{folder}/a.sock",
+    }
+    return WorkerSettings(**(values | changes))
+
+
+async def until(status: str, address: str) -> None:
+    async with asyncio.timeout(20):
+        while await probe(address, service=SERVICE_NAME) != status:  # noqa: ASYNC110  # a process
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def serving(chosen: WorkerSettings) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(WorkerService(chosen).run(stop))
+    try:
+        assert chosen.health_address is not None
+        await until("SERVING", chosen.health_address)
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def test_a_service_turns_healthy_and_runs_steps(folder: Path) -> None:
+    async with serving(settings(folder)), open_channel(f"unix:{folder}/w.sock") as channel:
+        client = SchedulerClient(channel)
+        opened = await client.open(1)
+        assert opened.capacity.is_replay
+        script = ReplayScript(token_ids=(7,))
+        new = make_sequence(0, [1, 2], script=script, eos_token_ids=(9,), max_tokens=9)
+        plan = make_plan(1, {0: Entry(scheduled=2, blocks=(1,))}, new=[new])
+        assert ids_of(await client.run(plan)) == [7]
+
+
+async def test_stopping_ends_an_open_epoch_in_bounded_time(folder: Path) -> None:
+    async with open_channel(f"unix:{folder}/w.sock") as channel:
+        client = SchedulerClient(channel)
+        async with serving(settings(folder)):
+            await client.open(1)
+            started = time.monotonic()
+        assert time.monotonic() - started < 5
+        await client.end_code()
+
+
+async def test_the_admin_door_tells_state_and_drains(folder: Path) -> None:
+    from protos.glm.v1 import admin_pb2, admin_pb2_grpc
+
+    async with (
+        serving(settings(folder)),
+        open_channel(f"unix:{folder}/a.sock") as door,
+        open_channel(f"unix:{folder}/w.sock") as channel,
+    ):
+        client = SchedulerClient(channel)
+        await client.open(1)
+        stub = admin_pb2_grpc.AdminServiceStub(door)
+        script = ReplayScript(token_ids=(7, 8))
+        new = make_sequence(0, [1], script=script, eos_token_ids=(9,), max_tokens=9)
+        await client.run(make_plan(1, {0: Entry(blocks=(1,))}, new=[new]))
+        status = await stub.GetStatus(admin_pb2.GetStatusRequest())
+        assert status.service == "worker"
+        assert status.num_live == 1
+        assert status.last_step_age_ms < 10_000
+        await stub.Drain(admin_pb2.DrainRequest())
+        status = await stub.GetStatus(admin_pb2.GetStatusRequest())
+        assert status.is_draining
+        await until("NOT_SERVING", f"unix:{folder}/h.sock")
+
+
+async def test_a_step_without_end_turns_the_service_unhealthy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import threading
+
+    from services.worker.replay import ReplayExecutor
+
+    may_run = threading.Event()
+    execute = ReplayExecutor.execute
+
+    def held(self: ReplayExecutor, plan: Any, wait_us: int) -> Any:
+        assert may_run.wait(20)
+        return execute(self, plan, wait_us)
+
+    monkeypatch.setattr(ReplayExecutor, "execute", held)
+    chosen = settings(folder, stall_timeout_s=0.2)
+    async with serving(chosen), open_channel(f"unix:{folder}/w.sock") as channel:
+        client = SchedulerClient(channel)
+        await client.open(1)
+        await client.send(make_plan(1, {}))
+        await until("NOT_SERVING", f"unix:{folder}/h.sock")
+        # The loop itself is free: it answers while the step hangs.
+        await client.stub.GetCapacity(worker_pb2.GetCapacityRequest(), timeout=2)
+        may_run.set()
+        await client.result()
+        await until("SERVING", f"unix:{folder}/h.sock")
+    assert "Current thread" in capfd.readouterr().err
+
+
+async def test_what_keeps_the_model_from_loading_ends_the_service(folder: Path) -> None:
+    chosen = settings(folder, num_kv_blocks=2)
+    with pytest.raises(ConfigError, match="--num-kv-blocks 2"):
+        await WorkerService(chosen).run(asyncio.Event())
+
+
+def test_a_wrong_setting_exits_with_2_and_one_line(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = f"unix:{folder}/w.sock"
+    assert main(["--address", address]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "--model is required" in error
+    assert main(["--address", address, "--model", f"{folder}/nowhere"]) == 2
+    assert "nowhere" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_process_serves_soon_and_ends_well_on_a_signal(
+    folder: Path, number: signal.Signals
+) -> None:
+    flags = (
+        f"--worker-mode replay --address unix:{folder}/w.sock --health-address unix:{folder}/h.sock"
+    )
+    command = (sys.executable, "-P", "-m", "services.worker", *flags.split())
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        await until("SERVING", f"unix:{folder}/h.sock")
+        process.send_signal(number)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
