@@ -4,6 +4,7 @@
  * memory once. Heads are taken DOT at a time.
  */
 #include "dot.h"
+#include "pairs.h"
 #include "paged.h"
 
 enum { LATENT = 512, ROTARY = 64, TILE = 32 };
@@ -19,10 +20,21 @@ typedef struct {
     float sum[DOT][LATENT] __attribute__((aligned(64))); /* in the order of accumulate() */
 } state_t;
 
+/* Ask for DOT rows that the next tile will read: rows lie apart, so the hardware does not guess. */
+ALWAYS_INLINE void fetch_rows(const keys_t *keys, int from) {
+    enum { LINE = 64 / sizeof(elem_t) };
+    for (int k = from; k < from + DOT && k < keys->count; k++) {
+        for (int at = 0; at < LATENT; at += LINE) __builtin_prefetch(keys->latent[k] + at, 0, 2);
+        for (int at = 0; at < ROTARY; at += LINE) __builtin_prefetch(keys->rope[k] + at, 0, 2);
+    }
+}
+
 /* scores[i][k] for DOT heads and a tile. */
 static void score_tile(const elem_t *const query[DOT], const elem_t *const rope[DOT],
-                       const keys_t *keys, float scale, float scores[DOT][TILE]) {
+                       const keys_t *keys, const keys_t *next, float scale,
+                       float scores[DOT][TILE]) {
     for (int k = 0; k < keys->count; k += DOT) {
+        fetch_rows(next, k);
         lanes_t sums[16];
         float totals[16];
         dot_clear(sums);
@@ -36,7 +48,7 @@ static void score_tile(const elem_t *const query[DOT], const elem_t *const rope[
 
 #if GLM_AVX512 && defined(ELEM_BF16)
 /* Weights are rounded to bf16 (the totals use the rounded values) and two rows are taken at once.
- * Interleaving them leaves columns as (0-3, 8-11, ..) and (4-7, 12-15, ..); `sum` keeps that order. */
+ * `sum` keeps the order of interleave(). */
 ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[DOT][TILE]) {
     int32_t pairs[DOT][TILE / 2];
     int count = (keys->count + 1) / 2;
@@ -52,9 +64,9 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[
             const elem_t *first = keys->latent[2 * k] + at, *second = keys->latent[2 * k + 1] + at;
             __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
             __m512i c = _mm512_loadu_si512(first + 32), d = _mm512_loadu_si512(second + 32);
-            __m512bh value[4] = {
-                (__m512bh)_mm512_unpacklo_epi16(a, b), (__m512bh)_mm512_unpackhi_epi16(a, b),
-                (__m512bh)_mm512_unpacklo_epi16(c, d), (__m512bh)_mm512_unpackhi_epi16(c, d)};
+            __m512bh value[4];
+            interleave(a, b, value);
+            interleave(c, d, value + 2);
             for (int i = 0; i < DOT; i++) {
                 __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[i][k]);
                 for (int j = 0; j < 4; j++)
@@ -68,9 +80,11 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[
 
 ALWAYS_INLINE float kept_weight(float weight) { return to_float(from_float(weight)); }
 
-ALWAYS_INLINE int column_of(int at) {
-    int block = at / 32 * 32, half = at % 32 / 16, lane = at % 16;
-    return block + lane / 4 * 8 + half * 4 + lane % 4;
+ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
+    __m512 factors = _mm512_set1_ps(factor);
+    for (int at = 0; at < LATENT; at += 32)
+        store_pair(_mm512_mul_ps(_mm512_load_ps(sum + at), factors),
+                   _mm512_mul_ps(_mm512_load_ps(sum + at + 16), factors), out + at, ~0u);
 }
 #else
 ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[DOT][TILE]) {
@@ -85,7 +99,10 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[
 }
 
 ALWAYS_INLINE float kept_weight(float weight) { return weight; }
-ALWAYS_INLINE int column_of(int at) { return at; }
+
+ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
+    for (int at = 0; at < LATENT; at++) out[at] = from_float(sum[at] * factor);
+}
 #endif
 
 /* Turn scores into weights relative to the largest score so far; rescale what was summed before. */
@@ -110,8 +127,8 @@ static void weigh_tile(state_t *state, int count, float scores[DOT][TILE]) {
     }
 }
 
-/* Gather up to TILE positions from `*at` on; returns 0 when the list has ended. */
-static int next_tile(const paged_t *p, const int32_t *table, const int32_t *positions,
+/* Gather up to TILE positions from `*at` on; none when the list has ended. */
+static void next_tile(const paged_t *p, const int32_t *table, const int32_t *positions,
                      int64_t width, int64_t limit, const elem_t *latent, const elem_t *rope,
                      int64_t *at, keys_t *keys) {
     keys->count = 0;
@@ -127,12 +144,11 @@ static int next_tile(const paged_t *p, const int32_t *table, const int32_t *posi
         keys->latent[keys->count] = latent + row * LATENT;
         keys->rope[keys->count++] = rope + row * ROTARY;
     }
-    if (keys->count == 0) return 0;
+    if (keys->count == 0) return;
     for (int k = keys->count; k < (keys->count + DOT - 1) / DOT * DOT; k++) {
         keys->latent[k] = keys->latent[keys->count - 1];
         keys->rope[k] = keys->rope[keys->count - 1];
     }
-    return 1;
 }
 
 typedef struct {
@@ -161,18 +177,21 @@ static void attend(const paged_t *p, const attention_t *a, int64_t token, int64_
     state_t state;
     memset(&state, 0, sizeof state);
     for (int i = 0; i < DOT; i++) state.largest[i] = -INFINITY;
-    keys_t keys;
-    while (next_tile(p, p->blocks + sequence * p->max_blocks, a->positions + token * a->width,
-                     width, limit, a->latent, a->rope, &at, &keys)) {
+    const int32_t *table = p->blocks + sequence * p->max_blocks;
+    const int32_t *positions = a->positions + token * a->width;
+    keys_t tiles[2]; /* the one at work and the one being fetched */
+    next_tile(p, table, positions, width, limit, a->latent, a->rope, &at, &tiles[0]);
+    for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
         float scores[DOT][TILE] __attribute__((aligned(64)));
-        score_tile(query, rope, &keys, a->scale, scores);
-        weigh_tile(&state, keys.count, scores);
-        accumulate(&state, &keys, scores);
+        keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1];
+        next_tile(p, table, positions, width, limit, a->latent, a->rope, &at, next);
+        score_tile(query, rope, keys, next, a->scale, scores);
+        weigh_tile(&state, keys->count, scores);
+        accumulate(&state, keys, scores);
     }
     for (int64_t i = 0; i < heads; i++) {
         float factor = state.total[i] > 0.0f ? 1.0f / state.total[i] : 0.0f;
-        for (int c = 0; c < LATENT; c++)
-            out[i * LATENT + column_of(c)] = from_float(state.sum[i][c] * factor);
+        finish(state.sum[i], factor, out + i * LATENT);
     }
 }
 

@@ -3,105 +3,105 @@
  * Each output element sums over the inner dimension in order, whatever the number of rows beside
  * it: results do not depend on the batch.
  */
-#include "elem.h"
+#include "pairs.h"
 
 enum { ROWS = 8, COLUMNS = 32 };
 
+/* One function per number of rows, with each row's sums in variables of their own: as elements of
+ * an array the compiler writes them back to memory in every turn of the loop. */
+#define REPEAT_1(M) M(0)
+#define REPEAT_2(M) REPEAT_1(M) M(1)
+#define REPEAT_3(M) REPEAT_2(M) M(2)
+#define REPEAT_4(M) REPEAT_3(M) M(3)
+#define REPEAT_5(M) REPEAT_4(M) M(4)
+#define REPEAT_6(M) REPEAT_5(M) M(5)
+#define REPEAT_7(M) REPEAT_6(M) M(6)
+#define REPEAT_8(M) REPEAT_7(M) M(7)
+
+#define TILE_ARGUMENTS \
+    const elem_t *x, int64_t x_stride, const elem_t *w, int64_t w_stride, int64_t inner, \
+        int64_t columns, elem_t *y, int64_t y_stride
+
 #if GLM_AVX512 && defined(ELEM_BF16)
-/* Columns per pass are 32; a pair of weight rows is interleaved in registers, which leaves the
- * columns as (0-3, 8-11, ...) and (4-7, 12-15, ...); the store puts them back in order. */
-ALWAYS_INLINE void store_columns(__m512 low, __m512 high, elem_t *y, __mmask32 mask) {
-    const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i back =
-        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    __m512 a = _mm512_permutex2var_ps(low, front, high);
-    __m512 b = _mm512_permutex2var_ps(low, back, high);
-    _mm512_mask_storeu_epi16(y, mask, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+ALWAYS_INLINE __m512bh broadcast_pair(const elem_t *x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-ALWAYS_INLINE void tile(int rows, const elem_t *x, int64_t x_stride, const elem_t *w,
-                        int64_t w_stride, int64_t inner, int64_t columns, elem_t *y,
-                        int64_t y_stride) {
-    __mmask32 mask = columns >= COLUMNS ? ~0u : (1u << columns) - 1u;
-    __m512 low[ROWS], high[ROWS];
-    for (int r = 0; r < rows; r++) low[r] = high[r] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (; k + 1 < inner; k += 2) {
-        __m512i a = _mm512_maskz_loadu_epi16(mask, w + k * w_stride);
-        __m512i b = _mm512_maskz_loadu_epi16(mask, w + (k + 1) * w_stride);
-        __m512bh pair_low = (__m512bh)_mm512_unpacklo_epi16(a, b);
-        __m512bh pair_high = (__m512bh)_mm512_unpackhi_epi16(a, b);
-        for (int r = 0; r < rows; r++) {
-            int32_t pair;
-            memcpy(&pair, x + r * x_stride + k, sizeof pair);
-            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            low[r] = _mm512_dpbf16_ps(low[r], both, pair_low);
-            high[r] = _mm512_dpbf16_ps(high[r], both, pair_high);
-        }
+#define CLEAR(r) __m512 low##r = _mm512_setzero_ps(), high##r = _mm512_setzero_ps();
+#define ADD(r) \
+    { \
+        __m512bh both = broadcast_pair(x + r * x_stride); \
+        low##r = _mm512_dpbf16_ps(low##r, both, pairs[0]); \
+        high##r = _mm512_dpbf16_ps(high##r, both, pairs[1]); \
     }
-    if (k < inner) {
-        __m512i a = _mm512_maskz_loadu_epi16(mask, w + k * w_stride);
-        __m512i none = _mm512_setzero_si512();
-        __m512bh pair_low = (__m512bh)_mm512_unpacklo_epi16(a, none);
-        __m512bh pair_high = (__m512bh)_mm512_unpackhi_epi16(a, none);
-        for (int r = 0; r < rows; r++) {
-            __m512bh both = (__m512bh)_mm512_set1_epi32(x[r * x_stride + k]);
-            low[r] = _mm512_dpbf16_ps(low[r], both, pair_low);
-            high[r] = _mm512_dpbf16_ps(high[r], both, pair_high);
-        }
+#define ADD_LAST(r) \
+    { \
+        __m512bh both = (__m512bh)_mm512_set1_epi32(x[r * x_stride]); \
+        low##r = _mm512_dpbf16_ps(low##r, both, pairs[0]); \
+        high##r = _mm512_dpbf16_ps(high##r, both, pairs[1]); \
     }
-    for (int r = 0; r < rows; r++) store_columns(low[r], high[r], y + r * y_stride, mask);
-}
+#define STORE(r) store_pair(low##r, high##r, y + r * y_stride, mask);
+
+#define TILE(n) \
+    static void tile_##n(TILE_ARGUMENTS) { \
+        __mmask32 mask = columns >= COLUMNS ? ~0u : (1u << columns) - 1u; \
+        __m512bh pairs[2]; \
+        REPEAT_##n(CLEAR) \
+        int64_t k = 0; \
+        for (; k + 1 < inner; k += 2, x += 2, w += 2 * w_stride) { \
+            interleave(_mm512_maskz_loadu_epi16(mask, w), \
+                       _mm512_maskz_loadu_epi16(mask, w + w_stride), pairs); \
+            REPEAT_##n(ADD) \
+        } \
+        if (k < inner) { \
+            interleave(_mm512_maskz_loadu_epi16(mask, w), _mm512_setzero_si512(), pairs); \
+            REPEAT_##n(ADD_LAST) \
+        } \
+        REPEAT_##n(STORE) \
+    }
 #else
-ALWAYS_INLINE void tile(int rows, const elem_t *x, int64_t x_stride, const elem_t *w,
-                        int64_t w_stride, int64_t inner, int64_t columns, elem_t *y,
-                        int64_t y_stride) {
-    float total[ROWS][COLUMNS] = {{0}};
-    for (int64_t k = 0; k < inner; k++) {
-        float row[COLUMNS];
-        for (int64_t c = 0; c < columns; c++) row[c] = to_float(w[k * w_stride + c]);
-        for (int r = 0; r < rows; r++) {
-            float factor = to_float(x[r * x_stride + k]);
-#pragma omp simd
-            for (int64_t c = 0; c < columns; c++) total[r][c] += factor * row[c];
-        }
+#define CLEAR(r) float sums##r[COLUMNS] = {0};
+#define ADD(r) \
+    for (int c = 0; c < COLUMNS; c++) sums##r[c] += to_float(x[r * x_stride]) * row[c];
+#define STORE(r) \
+    for (int64_t c = 0; c < columns; c++) y[r * y_stride + c] = from_float(sums##r[c]);
+
+#define TILE(n) \
+    static void tile_##n(TILE_ARGUMENTS) { \
+        float row[COLUMNS] = {0}; \
+        REPEAT_##n(CLEAR) \
+        for (int64_t k = 0; k < inner; k++, x++, w += w_stride) { \
+            if (columns == COLUMNS) \
+                for (int c = 0; c < COLUMNS; c++) row[c] = to_float(w[c]); \
+            else \
+                for (int64_t c = 0; c < columns; c++) row[c] = to_float(w[c]); \
+            REPEAT_##n(ADD) \
+        } \
+        REPEAT_##n(STORE) \
     }
-    for (int r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) y[r * y_stride + c] = from_float(total[r][c]);
-}
 #endif
 
-/* A tile of any number of rows; constant sizes let the compiler keep the sums in registers. */
-static void tile_rows(int64_t rows, const elem_t *x, int64_t x_stride, const elem_t *w,
-                      int64_t w_stride, int64_t inner, int64_t columns, elem_t *y,
-                      int64_t y_stride) {
-#define FIXED(n) \
-    case n: \
-        if (columns == COLUMNS) \
-            tile(n, x, x_stride, w, w_stride, inner, COLUMNS, y, y_stride); \
-        else \
-            tile(n, x, x_stride, w, w_stride, inner, columns, y, y_stride); \
-        break
-    switch (rows) {
-        FIXED(1);
-        FIXED(2);
-        FIXED(3);
-        FIXED(4);
-        FIXED(5);
-        FIXED(6);
-        FIXED(7);
-        FIXED(8);
-    }
-#undef FIXED
-}
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+TILE(7)
+TILE(8)
+
+static void (*const tiles[ROWS + 1])(TILE_ARGUMENTS) = {NULL,   tile_1, tile_2, tile_3, tile_4,
+                                                        tile_5, tile_6, tile_7, tile_8};
 
 /* One strip of COLUMNS columns for every row of a group. */
 static void strip(int64_t rows, const elem_t *x, int64_t x_stride, const elem_t *w,
                   int64_t w_stride, int64_t inner, int64_t columns, elem_t *y, int64_t y_stride) {
     for (int64_t row = 0; row < rows; row += ROWS) {
         int64_t count = rows - row < ROWS ? rows - row : ROWS;
-        tile_rows(count, x + row * x_stride, x_stride, w, w_stride, inner, columns,
-                  y + row * y_stride, y_stride);
+        tiles[count](x + row * x_stride, x_stride, w, w_stride, inner, columns, y + row * y_stride,
+                     y_stride);
     }
 }
 
