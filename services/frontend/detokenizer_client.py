@@ -131,6 +131,11 @@ class DetokenizerClient:
                 self._is_credit_due = True
                 asyncio.get_running_loop().call_later(CREDIT_INTERVAL_S, self._outgoing.set)
 
+    def fail_all(self, error: RequestError) -> None:
+        """End what is open with `error`; its handlers tell their clients and abort it."""
+        for exchange in self._exchanges.values():
+            exchange.fail(error)
+
     async def abort(self, request_id: str) -> int:
         """Ask the detokenizer to end a request by its id; how many were found."""
         if self._channel is None or not self.is_connected:

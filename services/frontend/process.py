@@ -19,7 +19,7 @@ from services.frontend.sampling import sampling_defaults
 from services.frontend.settings import FrontendSettings, checkpoint_context_length
 from services.frontend.streams import StreamKeeper
 from shared.admin import AdminStatus, start_admin
-from shared.errors import ConfigError
+from shared.errors import ConfigError, FailureReason, RequestError
 from shared.glm.dialect import Dialect
 from shared.health import HealthThread
 from shared.log import get_logger
@@ -27,6 +27,8 @@ from shared.rpc import Server
 
 READY_POLL_S: Final = 0.2
 GRPC_GRACE_S: Final = 2.0
+# For handlers to tell their clients that the server stops.
+FAREWELL_S: Final = 1.0
 
 _logger = get_logger(__name__)
 
@@ -109,10 +111,18 @@ async def run(settings: FrontendSettings) -> None:
 async def drain(gateway: Gateway) -> None:
     """Take no more, and wait for what is in work, within the limit."""
     gateway.admission.drain()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(gateway.settings.drain_timeout_s):
-            await gateway.admission.wait_until_idle()
+    await _wait_until_idle(gateway, gateway.settings.drain_timeout_s)
+    if gateway.admission.num_running:
+        # A failed end that the client can read, not a cut socket.
+        gateway.client.fail_all(RequestError(FailureReason.DRAINING, "the server is stopping"))
+        await _wait_until_idle(gateway, FAREWELL_S)
     _logger.info("drained", extra={"num_left": gateway.admission.num_running})
+
+
+async def _wait_until_idle(gateway: Gateway, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await gateway.admission.wait_until_idle()
 
 
 def _start_health(settings: FrontendSettings) -> HealthThread | None:
