@@ -90,12 +90,11 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         """Register with a server."""
         detokenizer_pb2_grpc.add_DetokenizerServiceServicer_to_server(self, server)
 
-    def show_load(self, load: LoadSnapshot | None) -> None:
+    def show_load(self, load: LoadSnapshot) -> None:
         """Relay the scheduler's snapshot to every frontend."""
         self._load = load
-        if load is not None:
-            for session in self._sessions:
-                session.show_load(load)
+        for session in self._sessions:
+            session.show_load(load)
 
     async def keep_ticking(self) -> None:
         """Look at the clock for all requests, until cancelled."""

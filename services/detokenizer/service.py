@@ -124,6 +124,9 @@ class DetokenizerService:
 
     def _show(self, is_connected: bool) -> None:
         self._reason = "" if is_connected else "the scheduler cannot be reached"
+        if not is_connected:
+            # Frontends would go on to believe the last snapshot of a scheduler that is gone.
+            self._servicer.show_load(LoadSnapshot())
         self._show_status()
 
     def _show_status(self) -> None:

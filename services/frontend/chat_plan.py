@@ -48,7 +48,7 @@ async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         traceparent=visit.traceparent,
     )
     sampling = _sampling(gateway, request, len(prompt.token_ids))
-    script = await replay_script(gateway, request.replay)
+    script = await replay_script(gateway, request.replay, visit.traceparent)
     submission = Submission(
         request_id=new_response_id(ID_PREFIX, request, visit),
         sequences=sequences_of([prompt.token_ids], request.n or 1, sampling.seed, script),

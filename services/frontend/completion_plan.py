@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.frontend.bodies import Body
-from services.frontend.errors import invalid, unsupported
+from services.frontend.errors import context_exceeded, invalid, unsupported
 from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.planning import (
@@ -35,7 +35,7 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         raise unsupported("echo", "log-probabilities of the prompt are not computed")
     prompts = await _encode(gateway, given, visit)
     sampling = _sampling(gateway, request, prompts)
-    script = await replay_script(gateway, request.replay)
+    script = await replay_script(gateway, request.replay, visit.traceparent)
     n = request.n or 1
     submission = Submission(
         request_id=new_response_id(ID_PREFIX, request, visit),
@@ -76,6 +76,8 @@ async def _encode(
                 traceparent=visit.traceparent,
             )
         else:
+            if len(prompt) >= gateway.max_model_len:
+                raise context_exceeded(gateway.max_model_len, len(prompt), None, param)
             gateway.renderer.check_ids(prompt, param)
             ids = prompt
         if not ids:

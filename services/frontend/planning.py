@@ -40,7 +40,9 @@ def check_common(gateway: Gateway, request: GenerationFields, num_prompts: int) 
     return sort_extra(options, STREAM_OPTIONS_NOT_SERVED, "stream_options.")
 
 
-async def replay_script(gateway: Gateway, replay: Replay | None) -> ReplayScript | None:
+async def replay_script(
+    gateway: Gateway, replay: Replay | None, traceparent: str
+) -> ReplayScript | None:
     """The script of a replay request; spellings of control tokens become control tokens."""
     if replay is None:
         return None
@@ -55,6 +57,7 @@ async def replay_script(gateway: Gateway, replay: Replay | None) -> ReplayScript
             allow_control=True,
             limit=gateway.max_model_len,
             param="replay.text",
+            traceparent=traceparent,
         )
     return ReplayScript(token_ids=tuple(ids), tokens_per_step=tuple(replay.tokens_per_step or (1,)))
 
