@@ -15,7 +15,7 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.indexer import Indexer
 from services.worker.model.linear import Linear
 from services.worker.model.norm import RMSNorm
-from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, stacked_slots
+from services.worker.model.slots import WeightSlot, parameter_slots, stacked_slots, transposed_slot
 from services.worker.model.step import StepInputs
 
 _BY_HEAD = [1, 0, 2]
@@ -30,7 +30,7 @@ class SparseLatentAttention(nn.Module):
         super().__init__()
         self.config = config
         heads, latent = config.num_attention_heads, config.kv_lora_rank
-        # q_a_proj above kv_a_proj_with_mqa: both read the hidden state.
+        # q_a_proj beside kv_a_proj_with_mqa: both read the hidden state.
         self.fused_qkv_a_proj = Linear(
             config.hidden_size,
             config.q_lora_rank + latent + config.qk_rope_head_dim,
@@ -125,8 +125,8 @@ class SparseLatentAttention(nn.Module):
         yield from stacked_slots(prefix, parts, self.fused_qkv_a_proj.weight.data)
         yield from parameter_slots(f"{prefix}q_a_layernorm.", self.q_a_layernorm)
         yield from parameter_slots(f"{prefix}kv_a_layernorm.", self.kv_a_layernorm)
-        yield plain_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight.data)
-        yield plain_slot(f"{prefix}o_proj.weight", self.o_proj.weight.data)
+        yield transposed_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight.data)
+        yield transposed_slot(f"{prefix}o_proj.weight", self.o_proj.weight.data)
         head_rows = config.qk_nope_head_dim + config.v_head_dim
         yield WeightSlot(
             name=f"{prefix}kv_b_proj.weight",

@@ -13,8 +13,24 @@ from services.worker.model.linear import Linear
 from services.worker.model.metadata import StepMetadata
 from services.worker.model.norm import RMSNorm
 from services.worker.model.rope import RotaryTables
-from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot
+from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, transposed_slot
 from services.worker.model.step import StepInputs
+
+
+class Embedding(nn.Module):
+    """One row per token."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            torch.empty((vocab_size, hidden_size), dtype=dtype, device=device), requires_grad=False
+        )
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, E]."""
+        return functional.embedding(token_ids, self.weight)
 
 
 class Decoder(nn.Module):
@@ -25,16 +41,12 @@ class Decoder(nn.Module):
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.embed_tokens = Linear(config.hidden_size, config.vocab_size, dtype, device)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype, device) for layer in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.lm_head = (
-            self.embed_tokens
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, dtype, device)
-        )
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, device)
         self.rotary = RotaryTables(
             dim=config.qk_rope_head_dim,
             theta=config.rope_theta,
@@ -64,7 +76,7 @@ class Decoder(nn.Module):
         """
         assert token_ids.shape == (step.num_tokens,)
         inputs = StepInputs.prepare(step, self.rotary)
-        x = functional.embedding(token_ids, self.embed_tokens.weight)
+        x = self.embed_tokens(token_ids)
         residual: Tensor | None = None
         topk = x.new_empty(0)  # the first layer has an indexer and sets it
         for layer, cache in zip(self.layers, caches.layers, strict=False):
@@ -80,10 +92,12 @@ class Decoder(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         """Every checkpoint tensor this decoder takes."""
-        yield plain_slot("model.embed_tokens.weight", self.embed_tokens.weight.data)
+        embeddings = plain_slot("model.embed_tokens.weight", self.embed_tokens.weight.data)
+        head = transposed_slot("lm_head.weight", self.lm_head.weight.data)
+        yield embeddings.also(head) if self.config.tie_word_embeddings else embeddings
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             yield from layer.slots(f"model.layers.{index}.")
         yield from parameter_slots("model.norm.", self.norm)
         if not self.config.tie_word_embeddings:
-            yield plain_slot("lm_head.weight", self.lm_head.weight.data)
+            yield head

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.linear import GatedMLP
-from services.worker.model.slots import WeightSlot, parameter_slots, transposed_slot
+from services.worker.model.slots import WeightSlot, plain_slot, transposed_slot
 
 
 class Router(nn.Module):
@@ -17,19 +16,19 @@ class Router(nn.Module):
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         super().__init__()
         self.config = config
-        shape = (config.n_routed_experts, config.hidden_size)
+        shape = (config.hidden_size, config.n_routed_experts)
         self.weight = nn.Parameter(
             torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False
         )
         self.e_score_correction_bias = nn.Parameter(
-            torch.empty(shape[:1], dtype=torch.float32, device=device), requires_grad=False
+            torch.empty(shape[1:], dtype=torch.float32, device=device), requires_grad=False
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, E] -> weights [T, k] float32 and experts [T, k] int32."""
         config = self.config
         weights, experts, _ = torch.ops.npu.npu_moe_gating_top_k(
-            functional.linear(x.float(), self.weight),
+            torch.ops.glm.linear(x.float(), self.weight),
             config.num_experts_per_tok,
             bias=self.e_score_correction_bias,
             k_group=config.topk_group,
@@ -74,13 +73,16 @@ class MixtureOfExperts(nn.Module):
         routed = torch.ops.npu.npu_moe_token_unpermute(
             _grouped(hidden, self.w2, counts), order, weights.to(x.dtype)
         )
-        # One product that adds on to the routed sum instead of a product and an addition.
-        down = self.shared_experts.down_proj.weight
-        return torch.addmm(routed, self.shared_experts.activate(x), down.t())
+        shared: Tensor = self.shared_experts(x)
+        return shared.add_(routed)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
-        yield from parameter_slots(f"{prefix}gate.", self.gate)
+        gate = self.gate
+        yield transposed_slot(f"{prefix}gate.weight", gate.weight.data)
+        yield plain_slot(
+            f"{prefix}gate.e_score_correction_bias", gate.e_score_correction_bias.data
+        )
         width = self.config.moe_intermediate_size
         for expert in range(self.config.n_routed_experts):
             name = f"{prefix}experts.{expert}."

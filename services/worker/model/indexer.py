@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.linear import Linear
-from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, stacked_slots
+from services.worker.model.slots import WeightSlot, parameter_slots, stacked_slots, transposed_slot
 from services.worker.model.step import StepInputs
 
 _KEY_NORM_EPSILON = 1e-6  # fixed in transformers, vLLM and the release; no config key
@@ -44,7 +44,7 @@ class Indexer(nn.Module):
         self.rope_dim = config.qk_rope_head_dim
         self.topk = config.index_topk
         self.wq_b = Linear(config.q_lora_rank, self.num_heads * self.head_dim, dtype, device)
-        # wk above weights_proj: both read the hidden state. Scale factors that are the same for
+        # wk beside weights_proj: both read the hidden state. Scale factors that are the same for
         # every position (Di^-0.5, Hi^-0.5) are left out, they cannot change the selection.
         self.wk_weights_proj = Linear(
             config.hidden_size, self.head_dim + self.num_heads, dtype, device
@@ -92,7 +92,7 @@ class Indexer(nn.Module):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
-        yield plain_slot(f"{prefix}wq_b.weight", self.wq_b.weight.data)
+        yield transposed_slot(f"{prefix}wq_b.weight", self.wq_b.weight.data)
         parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
         yield from stacked_slots(prefix, parts, self.wk_weights_proj.weight.data)
         yield from parameter_slots(f"{prefix}k_norm.", self.k_norm)

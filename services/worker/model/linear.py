@@ -4,25 +4,25 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots
+from services.worker.model.slots import WeightSlot, stacked_slots, transposed_slot
 
 
 class Linear(nn.Module):
-    """``x @ weight.T`` with `weight` [out, in]."""
+    """``x @ weight`` with `weight` [in, out], the transpose of the checkpoint's."""
 
     def __init__(
         self, size_in: int, size_out: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(
-            torch.empty((size_out, size_in), dtype=dtype, device=device), requires_grad=False
+            torch.empty((size_in, size_out), dtype=dtype, device=device), requires_grad=False
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply `x` [T, in]."""
-        return functional.linear(x, self.weight)
+        product: Tensor = torch.ops.glm.linear(x, self.weight)
+        return product
 
 
 class GatedMLP(nn.Module):
@@ -36,16 +36,11 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
-        product: Tensor = self.down_proj(self.activate(x))
+        product: Tensor = self.down_proj(torch.ops.npu.npu_swiglu(self.gate_up_proj(x)))
         return product
-
-    def activate(self, x: Tensor) -> Tensor:
-        """The input of `down_proj`, [T, width]."""
-        activated: Tensor = torch.ops.npu.npu_swiglu(self.gate_up_proj(x))
-        return activated
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
         parts = {"gate_proj": self.width, "up_proj": self.width}
         yield from stacked_slots(prefix, parts, self.gate_up_proj.weight.data)
-        yield plain_slot(f"{prefix}down_proj.weight", self.down_proj.weight.data)
+        yield transposed_slot(f"{prefix}down_proj.weight", self.down_proj.weight.data)

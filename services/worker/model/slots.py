@@ -18,6 +18,15 @@ class WeightSlot:
     shape: tuple[int, ...]
     store: Callable[[Tensor], None]
 
+    def also(self, other: "WeightSlot") -> "WeightSlot":
+        """The same checkpoint tensor for a second place."""
+
+        def store(source: Tensor) -> None:
+            self.store(source)
+            other.store(source)
+
+        return WeightSlot(name=self.name, shape=self.shape, store=store)
+
 
 def copy_into(target: Tensor) -> Callable[[Tensor], None]:
     """Store by copying, in the target's type and on its device."""
@@ -40,11 +49,11 @@ def transposed_slot(name: str, target: Tensor) -> WeightSlot:
 
 
 def stacked_slots(prefix: str, parts: dict[str, int], weight: Tensor) -> Iterator[WeightSlot]:
-    """Matrices that are stacked along the rows of `weight`: name -> rows, in order."""
+    """Matrices that share one input, side by side in `weight` [in, out]: name -> columns."""
     first = 0
-    for name, rows in parts.items():
-        yield plain_slot(f"{prefix}{name}.weight", weight[first : first + rows])
-        first += rows
+    for name, columns in parts.items():
+        yield transposed_slot(f"{prefix}{name}.weight", weight[:, first : first + columns])
+        first += columns
 
 
 def parameter_slots(prefix: str, module: nn.Module) -> Iterator[WeightSlot]:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from services.worker.ops import attention, cache, indexer, meta, moe, native, norm, rope
+from services.worker.ops import attention, cache, dense, indexer, meta, moe, native, norm, rope
 from services.worker.ops.schemas import SCHEMAS, TORCH_NPU_VERSION
 from shared.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 _NAMESPACE = "npu"
+_OWN_NAMESPACE = "glm"
 _FAMILIES = (attention, cache, indexer, moe, norm, rope)
 
 Kernel = Callable[..., object]
@@ -48,7 +49,18 @@ def _register_once() -> tuple[torch.library.Library, ...]:
             "serving with the slow torch versions"
         )
     libraries.append(_implement(cpu_kernels(library), "CPU"))
+    libraries.append(_define_own(dense.kernels(library)))
     return tuple(libraries)
+
+
+def _define_own(kernels: Mapping[str, Kernel]) -> torch.library.Library:
+    """The operators that are ours on every device: plain torch, and a CPU kernel where built."""
+    library = torch.library.Library(_OWN_NAMESPACE, "DEF")
+    library.define(dense.SCHEMA)
+    library.impl("linear", dense.linear, "CompositeExplicitAutograd")
+    for name, kernel in kernels.items():
+        library.impl(name, kernel, "CPU")
+    return library
 
 
 def cpu_kernels(library: native.Native | None) -> dict[str, Kernel]:

@@ -5,7 +5,7 @@
  */
 #include "pairs.h"
 
-enum { ROWS = 8, COLUMNS = 32 };
+enum { ROWS = 8, COLUMNS = 32, PARALLEL_PRODUCTS = 1 << 18 };
 
 /* One function per number of rows, with each row's sums in variables of their own: as elements of
  * an array the compiler writes them back to memory in every turn of the loop. */
@@ -58,6 +58,29 @@ ALWAYS_INLINE __m512bh broadcast_pair(const elem_t *x) {
         if (k < inner) { \
             interleave(_mm512_maskz_loadu_epi16(mask, w), _mm512_setzero_si512(), pairs); \
             REPEAT_##n(ADD_LAST) \
+        } \
+        REPEAT_##n(STORE) \
+    }
+#elif GLM_AVX512
+#define CLEAR(r) __m512 low##r = _mm512_setzero_ps(), high##r = _mm512_setzero_ps();
+#define ADD(r) \
+    { \
+        __m512 both = _mm512_set1_ps(x[r * x_stride]); \
+        low##r = _mm512_fmadd_ps(both, first, low##r); \
+        high##r = _mm512_fmadd_ps(both, second, high##r); \
+    }
+#define STORE(r) \
+    _mm512_mask_storeu_ps(y + r * y_stride, (__mmask16)mask, low##r); \
+    _mm512_mask_storeu_ps(y + r * y_stride + 16, (__mmask16)(mask >> 16), high##r);
+
+#define TILE(n) \
+    static void tile_##n(TILE_ARGUMENTS) { \
+        __mmask32 mask = columns >= COLUMNS ? ~0u : (1u << columns) - 1u; \
+        REPEAT_##n(CLEAR) \
+        for (int64_t k = 0; k < inner; k++, x++, w += w_stride) { \
+            __m512 first = _mm512_maskz_loadu_ps((__mmask16)mask, w); \
+            __m512 second = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), w + 16); \
+            REPEAT_##n(ADD) \
         } \
         REPEAT_##n(STORE) \
     }
@@ -118,7 +141,7 @@ int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, in
         return OUT_OF_RANGE;
     }
     int64_t strips = (outer + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for schedule(dynamic, 4) if (total_rows * inner * outer > 1 << 17)
+#pragma omp parallel for schedule(dynamic, 4) if (total_rows * inner * outer > PARALLEL_PRODUCTS)
     for (int64_t item = 0; item < groups * strips; item++) {
         int64_t group = item / strips, column = item % strips * COLUMNS;
         int64_t first = starts[group], rows = starts[group + 1] - first;
@@ -131,13 +154,14 @@ int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, in
     return OK;
 }
 
-/* [tokens, heads, inner] (any token and head stride) by [heads, inner, outer]. */
+/* [tokens, heads, inner] (any token and head stride) by [heads, inner, outer]; with one head, an
+ * ordinary product. */
 int KERNEL(head_matmul)(int64_t tokens, int64_t heads, int64_t inner, int64_t outer,
                         int64_t token_stride, int64_t head_stride, const elem_t *x, const elem_t *w,
                         elem_t *y) {
     enum { CHUNK = 64 };
     int64_t strips = (outer + COLUMNS - 1) / COLUMNS, chunks = (tokens + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic, 4) if (tokens * heads * inner * outer > 1 << 17)
+#pragma omp parallel for schedule(dynamic, 4) if (tokens * heads * inner * outer > PARALLEL_PRODUCTS)
     for (int64_t item = 0; item < heads * chunks * strips; item++) {
         int64_t head = item / (chunks * strips), token = item / strips % chunks * CHUNK;
         int64_t column = item % strips * COLUMNS;
