@@ -3,8 +3,8 @@
     submitted --verdict ok--> admitted --frames*--> ended (good or bad)
         `-----refused-----> ended (bad)
 
-The connection's reader pushes, one HTTP handler awaits. The law: after `end` or `fail` nothing is
-pushed any more; what was pushed before is still read. Bytes that wait here are bounded by the
+The connection's reader pushes, one HTTP handler awaits. The law: the first end stands, what comes
+after it is dropped; what was pushed before is still read. Bytes that wait here are bounded by the
 credit of the request.
 """
 
@@ -24,7 +24,6 @@ class Exchange:
         "finish_reason",
         "is_admitted",
         "is_ended",
-        "num_bytes",
         "request_id",
         "stats",
         "stream_id",
@@ -39,7 +38,6 @@ class Exchange:
         self.error: RequestError | None = None
         self.finish_reason = ""
         self.stats: SequenceStats | None = None
-        self.num_bytes = 0
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -50,16 +48,17 @@ class Exchange:
 
     def push(self, piece: bytes) -> None:
         """Bytes for the client."""
-        self._pieces.append(piece)
-        self.num_bytes += len(piece)
-        self.wake()
+        if not self.is_ended:
+            self._pieces.append(piece)
+            self.wake()
 
     def finish(self, reason: str, stats: SequenceStats) -> None:
         """The good end; `reason` is that of the first choice."""
-        self.finish_reason = reason
-        self.stats = stats
-        self.is_ended = True
-        self.wake()
+        if not self.is_ended:
+            self.finish_reason = reason
+            self.stats = stats
+            self.is_ended = True
+            self.wake()
 
     def fail(self, error: RequestError) -> None:
         """The bad end, or the refusal."""

@@ -65,6 +65,7 @@ class HttpServer:
             log_level="critical",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSE_GRACE_S,

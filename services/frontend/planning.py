@@ -41,7 +41,7 @@ def check_common(gateway: Gateway, request: GenerationFields, num_prompts: int) 
 
 
 async def replay_script(
-    gateway: Gateway, replay: Replay | None, traceparent: str
+    gateway: Gateway, replay: Replay | None, traceparent: str = ""
 ) -> ReplayScript | None:
     """The script of a replay request; spellings of control tokens become control tokens."""
     if replay is None:

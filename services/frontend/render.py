@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from services.frontend.errors import context_exceeded, invalid
+from services.frontend.validation import quote
 from shared.errors import FailureReason, RequestError
 from shared.glm.dialect import Dialect
 from shared.glm.render import RenderedPrompt
@@ -103,16 +104,16 @@ class Renderer:
         """Ids to their text, special tokens shown."""
         return await self._do(lambda: self.dialect.decode(ids), 4 * len(ids))
 
-    def check_ids(self, ids: Iterable[int], param: str) -> None:
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Refuse ids that the model has no logits or embedding for; names the first one."""
         size = self.dialect.vocab_size
-        for token_id in ids:
-            if not 0 <= token_id < size:
-                raise invalid(
-                    f"Invalid '{param}': token id {token_id} is outside the vocabulary "
-                    f"(0 to {size - 1}).",
-                    param,
-                )
+        if ids and not (min(ids) >= 0 and max(ids) < size):  # a loop would hold up everybody
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < size)
+            raise invalid(
+                f"Invalid '{param}': token id {quote(wrong)} is outside the vocabulary "
+                f"(0 to {size - 1}).",
+                param,
+            )
 
     def close(self) -> None:
         """End the pool; work that has not started is dropped."""

@@ -6,6 +6,7 @@ socket) is registered in `cleanup` and undone there on every path, a client that
 
 import asyncio
 import contextlib
+import re
 import time
 import uuid
 from typing import Final
@@ -16,6 +17,7 @@ from shared.tracing import Span, start_span
 
 MAX_REQUEST_ID: Final = 128
 _KEY: Final = "visit"
+_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Visit:
@@ -50,7 +52,7 @@ class Visit:
         """Open the root span, below the caller's span if the request names one."""
         self.span = start_span(
             "http",
-            traceparent=header(scope, b"traceparent"),
+            traceparent=_sound_traceparent(header(scope, b"traceparent")),
             attributes={
                 "http.request.method": scope["method"],
                 "url.path": scope["path"],
@@ -73,6 +75,11 @@ class Visit:
         if not self.is_complete and owner is not None:
             self.is_client_gone = True
             owner.cancel()
+
+
+def _sound_traceparent(text: str) -> str:
+    """The caller's trace context; empty when it is none of W3C's."""
+    return text if _TRACEPARENT.fullmatch(text) else ""
 
 
 def visit_of(scope: Scope) -> Visit:

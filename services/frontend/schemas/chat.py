@@ -98,13 +98,17 @@ ToolChoice = Annotated[
 class ChatRequest(GenerationFields):
     """A conversation to continue."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(
+        min_length=1, max_length=MAX_MESSAGES, description="The conversation so far, in order."
+    )
     max_completion_tokens: int | None = Field(
         None, ge=1, description="Wins over `max_tokens`. Default: the room left in the context."
     )
-    logprobs: bool | None = None
+    logprobs: bool | None = Field(None, description="Log-probabilities of the output tokens.")
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Needs `logprobs: true`.")
-    tools: list[Tool] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+    tools: list[Tool] | None = Field(
+        None, min_length=1, max_length=MAX_TOOLS, description="Functions the model may call."
+    )
     tool_choice: ToolChoice = Field(
         None, description="`none` or `auto`; `required` and a named tool are refused so far."
     )

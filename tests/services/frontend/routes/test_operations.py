@@ -1,0 +1,45 @@
+"""Health, version and metrics."""
+
+import asyncio
+
+import httpx
+
+from shared.admin import software_version
+from tests.services.frontend.conftest import Mesh
+
+
+async def test_health_is_503_without_the_chain(lone: httpx.AsyncClient) -> None:
+    for path in ("/health", "/ping"):
+        response = await lone.get(path)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert "detokenizer" in response.json()["error"]["message"]
+
+
+async def test_health_is_200_with_the_whole_chain_and_503_without_a_worker(mesh: Mesh) -> None:
+    assert (await mesh.http.get("/health")).json() == {"status": "ready"}
+    mesh.fake.load.is_worker_ready = False
+    await mesh.fake.stop()
+    await mesh.fake.start()
+    async with asyncio.timeout(5):
+        text = ""
+        while "the worker is not ready" not in text:
+            text = (await mesh.http.get("/health")).text
+
+
+async def test_metrics_are_prometheus_text_with_the_load(mesh: Mesh) -> None:
+    await mesh.chat()
+    page = await mesh.http.get("/metrics")
+    assert page.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    for line in (
+        "vllm:num_requests_running 3.0",
+        "vllm:num_requests_waiting 2.0",
+        "vllm:kv_cache_usage_perc 0.25",
+        'vllm:request_success_total{finished_reason="stop",model_name="nano"} 1.0',
+        'vllm:generation_tokens_total{model_name="nano"} 4.0',
+    ):
+        assert line in page.text.splitlines()
+
+
+async def test_version_is_the_distributions(lone: httpx.AsyncClient) -> None:
+    assert (await lone.get("/version")).json() == {"version": software_version()}

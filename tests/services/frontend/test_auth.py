@@ -1,0 +1,67 @@
+"""API keys."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from services.frontend.auth import ApiKeys
+from services.frontend.errors import ApiError
+from tests.services.frontend.conftest import Mesh
+
+
+def scope(header: bytes | None) -> dict[str, Any]:
+    return {"headers": [] if header is None else [(b"authorization", header)]}
+
+
+def test_without_keys_everybody_may_enter() -> None:
+    assert ApiKeys([]).tenant_of(scope(None)) == ""
+
+
+@pytest.mark.parametrize(
+    "header", [None, b"", b"Bearer", b"Bearer ", b"Basic a", b"a", b"Bearer A", b"Bearer a b"]
+)
+def test_a_missing_or_wrong_key_is_a_401(header: bytes | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        ApiKeys(["a", "b"]).tenant_of(scope(header))
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_each_key_has_its_own_tenant_that_does_not_show_it() -> None:
+    keys = ApiKeys(["secret-a", "secret-b"])
+    first, second = (keys.tenant_of(scope(b"Bearer " + k)) for k in (b"secret-a", b"secret-b"))
+    assert first != second
+    assert "secret" not in first + second
+    assert keys.tenant_of(scope(b"bearer secret-a")) == first
+
+
+class TestGuarded:
+    """A gateway with keys."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"api_key": ["right", "other"]}
+
+    async def test_v1_asks_for_a_key_and_the_rest_does_not(self, mesh: Mesh) -> None:
+        for path in ("/v1/models", "/v1/models/nano", "/v1/nope", "/v1"):
+            response = await mesh.http.get(path)
+            assert response.status_code == 401, path
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/health", "/version", "/metrics", "/openapi.json"):
+            assert (await mesh.http.get(path)).status_code == 200, path
+
+    async def test_a_right_key_is_let_in_and_named_to_the_mesh(self, mesh: Mesh) -> None:
+        response = await mesh.http.post(
+            "/v1/completions",
+            json={"prompt": "Hi"},
+            headers={"authorization": "Bearer right"},
+        )
+        assert response.status_code == 200
+        assert len(mesh.fake.submits[0].submit.tenant_id) == 16
+
+    async def test_a_refused_body_is_not_read(self, mesh: Mesh) -> None:
+        response = await mesh.http.post("/v1/completions", content=b"x" * 100)
+        assert isinstance(response, httpx.Response)
+        assert response.status_code == 401

@@ -1,0 +1,49 @@
+"""What handlers share."""
+
+import pytest
+
+from services.frontend.errors import ApiError
+from services.frontend.gateway import Gateway
+from shared.sampling import LoadSnapshot
+
+
+@pytest.mark.parametrize(("known", "length"), [(0, 8192), (100, 100), (9000, 8192)])
+def test_the_least_limit_of_the_context_rules(
+    lone_gateway: Gateway, monkeypatch: pytest.MonkeyPatch, known: int, length: int
+) -> None:
+    monkeypatch.setattr(lone_gateway.client, "load", LoadSnapshot(max_model_len=known))
+    assert lone_gateway.max_model_len == length
+
+
+@pytest.mark.parametrize(
+    ("is_connected", "is_worker_ready", "is_draining", "words"),
+    [
+        (False, False, False, "detokenizer"),
+        (True, False, False, "worker"),
+        (True, True, True, "draining"),
+        (True, True, False, ""),
+    ],
+)
+def test_ready_means_the_whole_chain(
+    lone_gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    is_connected: bool,
+    is_worker_ready: bool,
+    is_draining: bool,
+    words: str,
+) -> None:
+    monkeypatch.setattr(lone_gateway.client, "is_connected", is_connected)
+    monkeypatch.setattr(lone_gateway.client, "load", LoadSnapshot(is_worker_ready=is_worker_ready))
+    monkeypatch.setattr(lone_gateway.admission, "is_draining", is_draining)
+    assert words in lone_gateway.not_ready_reason
+    assert bool(lone_gateway.not_ready_reason) is bool(words)
+
+
+def test_served_names_and_none_are_taken_others_are_not_found(lone_gateway: Gateway) -> None:
+    for name in (None, "nano", "alias"):
+        lone_gateway.check_model(name)
+    for name in ("", "Nano", "x" * 10**6):
+        with pytest.raises(ApiError) as caught:
+            lone_gateway.check_model(name)
+        assert caught.value.status == 404
+        assert len(caught.value.message) < 300

@@ -1,0 +1,94 @@
+"""Sockets and bytes below the application."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.http_server import ABORT_EXTENSION, HttpServer, bind
+from shared.errors import ConfigError
+
+
+async def exchange_bytes(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.mark.parametrize("data", [b"GARBAGE\r\n\r\n", b"\x00\x01\x02\r\n\r\n", b"\x16\x03\x01\x02"])
+async def test_bytes_that_are_no_http_get_the_envelope(data: bytes) -> None:
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    answer = await exchange_bytes(server.port, data)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"code": "invalid_http"' in answer
+    ok = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert b"hello" in ok
+    await server.stop()
+
+
+async def test_a_connection_can_be_dropped_at_once() -> None:
+    async def drop(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        scope["extensions"][ABORT_EXTENSION]["abort"]()
+
+    server = HttpServer(drop, bind("127.0.0.1", 0))
+    await server.start()
+    answer = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert not answer.endswith(b"0\r\n\r\n")
+    await server.stop()
+
+
+async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:
+    taken = bind("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"--port {port}"):
+        bind("127.0.0.1", port)
+    taken.close()
+
+
+def test_a_host_that_is_none_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="256\\.1\\.1\\.1"):
+        bind("256.1.1.1", 0)
+
+
+async def test_stopping_closes_idle_connections_and_the_listener() -> None:
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    port = server.port
+    await server.stop()
+    assert await reader.read() == b""
+    writer.close()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_stopping_a_server_that_never_started_is_fine() -> None:
+    await HttpServer(hello, bind("127.0.0.1", 0)).stop()
+
+
+async def test_a_stuck_handler_does_not_keep_the_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("services.frontend.http_server.CLOSE_GRACE_S", 0)
+    server = HttpServer(stuck, bind("127.0.0.1", 0))
+    await server.start()
+    asking = asyncio.create_task(exchange_bytes(server.port, b"GET / HTTP/1.1\r\n\r\n"))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        await server.stop()
+    results: list[Any] = await asyncio.gather(asking, return_exceptions=True)
+    assert len(results) == 1

@@ -1,0 +1,47 @@
+"""The names that dashboards and routers read."""
+
+import pytest
+
+from services.frontend.metrics import GatewayMetrics, kv_usage
+from shared.sampling import LoadSnapshot, SequenceStats
+
+
+def page_of(metrics: GatewayMetrics) -> list[str]:
+    return metrics.render().decode().splitlines()
+
+
+def test_gauges_show_the_latest_load() -> None:
+    load = LoadSnapshot(num_running=3, num_waiting=2, num_free_blocks=75, num_total_blocks=100)
+    page = page_of(GatewayMetrics("m", lambda: load))
+    assert "vllm:num_requests_running 3.0" in page
+    assert "vllm:num_requests_waiting 2.0" in page
+    assert "vllm:kv_cache_usage_perc 0.25" in page
+
+
+@pytest.mark.parametrize(("free", "total", "usage"), [(0, 0, 0.0), (4, 4, 0.0), (0, 4, 1.0)])
+def test_usage_is_a_share_also_before_the_first_load(free: int, total: int, usage: float) -> None:
+    assert kv_usage(LoadSnapshot(num_free_blocks=free, num_total_blocks=total)) == usage
+
+
+def test_finished_requests_are_counted_by_reason_with_their_tokens() -> None:
+    metrics = GatewayMetrics("m", LoadSnapshot)
+    stats = SequenceStats(num_prompt_tokens=5, num_output_tokens=7)
+    metrics.count_success("stop", stats, 0.2)
+    metrics.count_success("length", stats, 0.2)
+    metrics.observe_first_bytes(0.03)
+    metrics.count_failure("upstream_lost")
+    metrics.count_disconnect()
+    metrics.count_http("/v1/completions", "POST", 200)
+    page = page_of(metrics)
+    for line in (
+        'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0',
+        'vllm:request_success_total{finished_reason="length",model_name="m"} 1.0',
+        'vllm:prompt_tokens_total{model_name="m"} 10.0',
+        'vllm:generation_tokens_total{model_name="m"} 14.0',
+        'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="m"} 2.0',
+        'glm_mesh:request_failures_total{reason="upstream_lost"} 1.0',
+        "glm_mesh:client_disconnects_total 1.0",
+        'http_requests_total{handler="/v1/completions",method="POST",status="200"} 1.0',
+    ):
+        assert line in page

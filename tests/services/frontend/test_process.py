@@ -1,0 +1,117 @@
+"""Start, drain and stop of the whole process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.frontend.process import build_gateway, drain
+from services.frontend.settings import FrontendSettings
+from shared.errors import CheckpointError, ConfigError
+from tests.services.frontend.conftest import MODEL_DIR, Mesh
+from tests.services.frontend.fake_detokenizer import Behaviour, FakeDetokenizer
+
+
+def settings_with(**values: Any) -> FrontendSettings:
+    least = {
+        "address": "unix:/tmp/x", "detokenizer_address": "unix:/tmp/y",
+        "model": MODEL_DIR, "port": 0,
+    }  # fmt: skip
+    return FrontendSettings(**{**least, **values})
+
+
+def test_a_context_longer_than_the_checkpoints_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-model-len 9999"):
+        build_gateway(settings_with(max_model_len=9999))
+    assert build_gateway(settings_with(max_model_len=100)).max_model_len == 100
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        build_gateway(settings_with(model=tmp_path))
+
+
+async def test_draining_lets_running_requests_end_and_refuses_new_ones(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(pause_s=0.1)
+    running = asyncio.create_task(mesh.chat(stream=True))
+    await mesh.fake.wait_until(lambda: mesh.fake.submits)
+    draining = asyncio.create_task(drain(mesh.gateway))
+    await asyncio.sleep(0.05)
+    refused = await mesh.chat()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert (await mesh.http.get("/health")).status_code == 503
+    assert "[DONE]" in (await running).text
+    async with asyncio.timeout(1):
+        await draining
+
+
+class TestDrainLimit:
+    """A drain that may take no time."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"drain_timeout_s": 0.1}
+
+    async def test_a_request_that_does_not_end_is_not_waited_for(self, mesh: Mesh) -> None:
+        mesh.fake.behaviour = Behaviour(silent_after=0)
+        running = asyncio.create_task(mesh.chat())
+        await mesh.fake.wait_until(lambda: mesh.fake.submits)
+        async with asyncio.timeout(3):
+            await drain(mesh.gateway)
+        response = await running
+        assert response.status_code == 503
+        assert "stopping" in response.json()["error"]["message"]
+
+
+def start(run_dir: Path, *flags: str) -> "subprocess.Popen[str]":
+    command = [
+        sys.executable, "-P", "-m", "services.frontend",
+        "--address", f"unix:{run_dir}/f.sock", "--health-address", f"unix:{run_dir}/f.health",
+        "--admin-address", f"unix:{run_dir}/f.admin", "--model", str(MODEL_DIR),
+        "--detokenizer-address", f"unix:{run_dir}/d.sock", *flags,
+    ]  # fmt: skip
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+async def read_port(process: "subprocess.Popen[str]") -> int:
+    assert process.stderr is not None
+    while line := await asyncio.to_thread(process.stderr.readline):
+        if "listening on" in line:
+            return int(line.rsplit(":", 1)[1])
+    raise AssertionError("the frontend did not start")
+
+
+async def test_the_process_serves_and_ends_with_zero_on_sigterm(run_dir: Path) -> None:
+    fake = FakeDetokenizer(f"unix:{run_dir}/d.sock")
+    await fake.start()
+    process = start(run_dir, "--port", "0")
+    try:
+        port = await read_port(process)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            deadline = time.monotonic() + 10
+            while (await client.get("/health")).status_code != 200:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            answer = await client.post("/v1/completions", json={"prompt": "Hi"})
+            assert answer.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+        await fake.stop()
+
+
+async def test_a_wrong_setting_is_one_line_and_exit_code_two(run_dir: Path) -> None:
+    process = start(run_dir, "--port", "0", "--reasoning-parser", "bogus")
+    _, text = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 2
+    assert text.count("\n") == 1
+    assert "glm45" in text
