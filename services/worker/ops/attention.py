@@ -158,7 +158,7 @@ def _native_batchmatmul(
     perm_y: Sequence[int] | None = None,
     **unused: object,
 ) -> Tensor:
-    require(not any(unused.values()), _BATCH_MATMUL, f"{sorted(unused)} are not supported")
+    require(not any(unused.values()), _BATCH_MATMUL, "{} are not supported", unused)
     by_head = _by_head(input, weight, perm_x1, perm_x2, perm_y)
     heads, tokens, inner = by_head.shape
     if by_head.stride(2) != 1:
@@ -212,9 +212,9 @@ def _check_modes(
     sparse_block_size: int,
     unused: dict[str, object],
 ) -> None:
-    require(layout_query == "TND", _ATTENTION, f"layout_query {layout_query!r} must be 'TND'")
-    require(layout_kv == "PA_BSND", _ATTENTION, f"layout_kv {layout_kv!r} must be 'PA_BSND'")
-    require(sparse_mode in {0, _CAUSAL}, _ATTENTION, f"sparse_mode {sparse_mode} must be 0 or 3")
+    require(layout_query == "TND", _ATTENTION, "layout_query {!r} must be 'TND'", layout_query)
+    require(layout_kv == "PA_BSND", _ATTENTION, "layout_kv {!r} must be 'PA_BSND'", layout_kv)
+    require(sparse_mode in {0, _CAUSAL}, _ATTENTION, "sparse_mode {} must be 0 or 3", sparse_mode)
     require(attention_mode == _MLA_ABSORB, _ATTENTION, "attention_mode must be 2")
     require(sparse_block_size == 1, _ATTENTION, "sparse_block_size must be 1")
     require(not unused.get("return_softmax_lse"), _ATTENTION, "no LSE with a paged cache")

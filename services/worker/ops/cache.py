@@ -126,8 +126,8 @@ def _check_write(
 ) -> None:
     name = "npu_kv_rmsnorm_rope_cache_v2"
     for argument, value in unused.items():
-        require(value is None, name, f"{argument} is not supported on CPU")
-    require(cache_mode == "PA", name, f"cache_mode {cache_mode!r} must be 'PA'")
+        require(value is None, name, "{} is not supported on CPU", argument)
+    require(cache_mode == "PA", name, "cache_mode {!r} must be 'PA'", cache_mode)
     require(kv.dim() == 4 and kv.shape[1:3] == (1, 1), name, "kv must be [T, 1, 1, C + 64]")
     require(kv.shape[-1] == gamma.shape[0] + ROPE_DIM, name, "kv width must be gamma's plus 64")
     require(index.dtype == torch.int64, name, "index must be int64")

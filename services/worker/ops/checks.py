@@ -1,4 +1,8 @@
-"""Refusals shared by the CPU kernels: what an NPU kernel would refuse, ours refuses too."""
+"""Refusals shared by the CPU kernels: what an NPU kernel would refuse, ours refuses too.
+
+A decode step makes a hundred calls, so a check that holds costs a comparison and nothing else: the
+text of a refusal is put together only when it is needed.
+"""
 
 import torch
 from torch import Tensor
@@ -7,21 +11,23 @@ FLOATS = (torch.bfloat16, torch.float32)
 """Element types of the CPU kernels; float32 exists on CPU alone, for tests of exactness."""
 
 
-def require(holds: bool, operator: str, reason: str) -> None:
-    """Raise for an argument outside the operator's contract."""
+def require(holds: bool, operator: str, reason: str, value: object = None) -> None:
+    """Raise for an argument outside the operator's contract; `value` fills ``{}`` in `reason`."""
     if not holds:
-        raise ValueError(f"{operator}: {reason}")
+        raise ValueError(f"{operator}: {reason.format(value)}")
 
 
 def require_same_float(operator: str, *tensors: Tensor) -> None:
     """All tensors share one supported element type."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    require(
-        len(dtypes) == 1 and dtypes <= set(FLOATS), operator, f"dtypes {dtypes} must be one float"
-    )
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype or dtype not in FLOATS:
+            found = sorted({str(other.dtype) for other in tensors})
+            raise ValueError(f"{operator}: types {found} must be one of bfloat16, float32")
 
 
 def require_contiguous(operator: str, *tensors: Tensor) -> None:
     """The NPU kernels read flat memory; a view would be read wrongly."""
     for tensor in tensors:
-        require(tensor.is_contiguous(), operator, f"input {tuple(tensor.shape)} is not contiguous")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{operator}: input {tuple(tensor.shape)} is not contiguous")

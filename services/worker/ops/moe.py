@@ -210,9 +210,9 @@ def _check_routing(
     require(num_flag and num_type == _COUNTS, _ROUTING, "only counts are supported")
     require(quant_mode == -1, _ROUTING, "quant_mode must be -1")
     for argument in ("scale", "offset", "x_dtype"):
-        require(unused.get(argument) is None, _ROUTING, f"{argument} is not supported on CPU")
+        require(unused.get(argument) is None, _ROUTING, "{} is not supported on CPU", argument)
     for argument in ("drop_pad_mode", "row_idx_type"):
-        require(not unused.get(argument), _ROUTING, f"{argument} must be 0")
+        require(not unused.get(argument), _ROUTING, "{} must be 0", argument)
     first, last = active_range or (0, expert_num)
     require(0 <= first < last <= expert_num, _ROUTING, "active_expert_range must be increasing")
     return first, last
@@ -288,7 +288,7 @@ def _check_grouped(
     require(split_item in _ONE_OUTPUT, _GROUPED, "split_item must be 2 or 3")
     require(group_type == _SPLIT_ROWS, _GROUPED, "group_type must be 0")
     for argument, value in unused.items():
-        require(not value, _GROUPED, f"{argument} is not supported on CPU")
+        require(not value, _GROUPED, "{} is not supported on CPU", argument)
     require_same_float(_GROUPED, x[0], weight[0])
     if group_list is None or group_list.shape != weight[0].shape[:1]:
         raise ValueError(f"{_GROUPED}: group_list must have one entry per group")

@@ -46,9 +46,14 @@ def _native_interleave_rope(native: Native, x: Tensor, cos: Tensor, sin: Tensor)
 
 def _check(operator: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     require(x.dim() == 4 and x.shape[2] == 1, operator, "x must be [T, heads, 1, 64]")
-    require(x.shape[-1] == ROPE_DIM, operator, f"rotary size {x.shape[-1]} must be {ROPE_DIM}")
+    require(x.shape[-1] == ROPE_DIM, operator, "rotary size {} must be 64", x.shape[-1])
     expected = (x.shape[0], 1, 1, ROPE_DIM)
-    require(cos.shape == expected and sin.shape == expected, operator, f"cos, sin: {expected}")
+    require(
+        cos.shape == expected and sin.shape == expected,
+        operator,
+        "cos and sin must be {}",
+        expected,
+    )
     require_same_float(operator, x, cos, sin)
 
 
