@@ -33,6 +33,7 @@ class Mesh:
             *("--served-model-name", "glm-nano", *flags),
         ]
         self._screen: list[str] = []
+        self._http = httpx.Client(timeout=60)
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -80,7 +81,7 @@ class Mesh:
     def client(self, **options: Any) -> openai.OpenAI:
         """The SDK, pointed here, without retries of its own."""
         settings: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+        return openai.OpenAI(base_url=f"{self.url}/v1", http_client=self._http, **settings)
 
     def metric(self, name: str) -> float:
         """Value of a series, summed over its labels."""
@@ -134,6 +135,7 @@ class Mesh:
             if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
+            self._http.close()
             self._reader.join(5)
             if self.process.stdout is not None:
                 self.process.stdout.close()

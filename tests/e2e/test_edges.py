@@ -28,7 +28,7 @@ def submit(num_tokens: int, request_id: str) -> scheduler_pb2.SchedulerServiceGe
     sequence = common_pb2.SequenceSpec(
         stream_id=1,
         prompt_token_ids=ids(5, 6, 7),
-        replay=common_pb2.ReplayScript(token_ids=ids(*range(20, 20 + num_tokens))),
+        replay=common_pb2.ReplayScript(token_ids=ids(*(20 + n % 500 for n in range(num_tokens)))),
     )
     sampling = common_pb2.SamplingParams(
         top_p=1, repetition_penalty=1, max_tokens=num_tokens + 5, eos_token_ids=[1]
