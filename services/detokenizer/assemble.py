@@ -82,7 +82,7 @@ class StreamPresenter:
             if choice.end is not None:
                 self._ended.add(choice.index)
                 tail = b"" if self._spec.include_usage else self._fingerprint
-            frames.append(self._frame(entry, tail))
+            frames.append(self._frame(entry, tail, None))
         if len(self._ended) == len(choices) and not self._is_done:
             self._is_done = True
             self._close(frames)
@@ -93,7 +93,7 @@ class StreamPresenter:
         for choice in choices:
             opening = self._chunks.opening(choice)
             if opening is not None:
-                frames.append(self._frame(opening, b""))
+                frames.append(self._frame(opening, b"", self._count().before_output()))
 
     def _close(self, frames: list[bytes]) -> None:
         if self._spec.include_usage:
@@ -101,9 +101,9 @@ class StreamPresenter:
             frames.append(sse.event(self._head + usage))
         frames.append(sse.DONE)
 
-    def _frame(self, entry: bytes, tail: bytes) -> bytes:
+    def _frame(self, entry: bytes, tail: bytes, usage: Usage | None) -> bytes:
         if self._spec.include_continuous_usage:
-            tail += b',"usage":' + self._count().to_json()
+            tail += b',"usage":' + (usage or self._count()).to_json()
         return sse.event(self._head + entry + b"]" + tail + b"}")
 
 

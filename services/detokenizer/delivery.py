@@ -67,11 +67,10 @@ class Delivery:
         response = self.response
         if not response.is_admitted and response.refusal is None:
             return Output(has_verdict=False, refusal=None, frames=b"", end=None)
-        has_verdict, self._has_told_verdict = not self._has_told_verdict, True
         if response.refusal is not None:
-            self.is_over = True
-            return Output(has_verdict, response.refusal, b"", None)
+            return self.take_failure()
         frames, is_drained = self._take_frames(now)
+        has_verdict, self._has_told_verdict = not self._has_told_verdict, True
         end = response.end
         if end is None or (not is_drained and not isinstance(end, RequestError)):
             return Output(has_verdict, None, frames, None)
@@ -79,7 +78,7 @@ class Delivery:
         return Output(has_verdict, None, frames, end)
 
     def take_failure(self) -> Output:
-        """The end alone, when building frames has failed."""
+        """Verdict and end alone: after a refusal, or when building frames has failed."""
         response, has_verdict = self.response, not self._has_told_verdict
         self.is_over, self._has_told_verdict = True, True
         return Output(has_verdict, response.refusal, b"", response.end)

@@ -1,7 +1,7 @@
 """Token counts of a response, as OpenAI shows them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.detokenizer.choice import Choice
 from shared.sampling import SequenceStats
@@ -16,6 +16,11 @@ class Usage:
     num_output_tokens: int
     # None where nothing tells reasoning apart.
     num_reasoning_tokens: int | None
+
+    def before_output(self) -> "Usage":
+        """The usage when nothing had been generated."""
+        none = None if self.num_reasoning_tokens is None else 0
+        return replace(self, num_output_tokens=0, num_reasoning_tokens=none)
 
     def to_json(self) -> bytes:
         """The usage object."""

@@ -1,0 +1,26 @@
+"""The ports are structural; these assignments are checked by mypy, the calls here."""
+
+from services.detokenizer.messages import AbortReason
+from services.detokenizer.ports import SequenceListener, Upstream
+from services.detokenizer.response import Response
+from services.detokenizer.scheduler_client import SchedulerClient
+from tests.services.detokenizer.frames import FakeUpstream
+
+
+def methods(port: type) -> set[str]:
+    return {name for name in vars(port) if not name.startswith("_")}
+
+
+def test_the_client_and_the_fake_are_upstreams() -> None:
+    for kind in (SchedulerClient, FakeUpstream):
+        assert methods(Upstream) <= set(dir(kind))
+
+
+def test_a_response_listens() -> None:
+    assert methods(SequenceListener) <= set(dir(Response))
+
+
+def test_an_abort_needs_no_count() -> None:
+    upstream = FakeUpstream()
+    upstream.abort(3, AbortReason.CANCELLED)
+    assert upstream.aborts == [(3, AbortReason.CANCELLED, 0)]

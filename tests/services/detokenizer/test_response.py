@@ -1,0 +1,168 @@
+from typing import Any
+
+import pytest
+
+from services.detokenizer.build import build_response, upstream_submit
+from services.detokenizer.messages import AbortReason, FinishReason, TextFinished
+from services.detokenizer.response import Response
+from shared.errors import FailureReason, RequestError
+from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, submit
+from tests.services.detokenizer.words import EOS, ids
+
+
+def started(
+    num_sequences: int = 1, *, upstream: FakeUpstream | None = None, **options: Any
+) -> tuple[Response, FakeUpstream]:
+    peer = upstream or FakeUpstream()
+    request = submit(num_sequences, **options)
+    response = build_response(request, CONTEXT, 0.0)
+    response.start(peer, upstream_submit(request, response, CONTEXT, "internal"))
+    return response, peer
+
+
+def error_of(response: Response) -> FailureReason:
+    end = response.end or response.refusal
+    assert isinstance(end, RequestError)
+    return end.reason
+
+
+LOST = RequestError(FailureReason.UPSTREAM_LOST, "gone")
+
+
+def test_a_request_is_admitted_when_all_its_sequences_are() -> None:
+    response, _ = started(2)
+    response.on_verdict(1, None)
+    assert not response.is_admitted
+    response.on_verdict(0, None)
+    assert response.is_admitted
+
+
+def test_one_refused_sequence_refuses_the_request_and_ends_the_others() -> None:
+    response, peer = started(3)
+    response.on_verdict(0, None)
+    response.on_verdict(1, RequestError(FailureReason.QUEUE_FULL, "full"))
+    assert error_of(response) is FailureReason.QUEUE_FULL
+    assert sorted(stream_id for stream_id, _, _ in peer.aborts) == [0, 2]
+    response.on_verdict(2, None)
+    assert response.end is None
+
+
+def test_without_a_scheduler_the_request_is_refused() -> None:
+    response, peer = started(upstream=FakeUpstream(refusal=LOST))
+    assert error_of(response) is FailureReason.UPSTREAM_LOST
+    assert not peer.aborts
+
+
+def test_a_request_ends_when_its_last_sequence_does() -> None:
+    response, _ = started(2)
+    for position in (0, 1):
+        response.on_verdict(position, None)
+        response.on_tokens(position, 0, ids("ab"), None)
+    response.on_end(1, finished(FinishReason.LENGTH, num_steps=4))
+    assert response.end is None
+    response.on_end(0, finished(FinishReason.STOP))
+    assert isinstance(response.end, TextFinished)
+    assert response.end.reason is FinishReason.STOP
+    assert response.end.stats.num_output_tokens == 4
+    assert response.end.stats.num_steps == 4
+
+
+def test_a_failed_sequence_fails_the_request_once() -> None:
+    response, peer = started(2)
+    for position in (0, 1):
+        response.on_verdict(position, None)
+    response.on_end(0, LOST)
+    assert error_of(response) is FailureReason.UPSTREAM_LOST
+    assert peer.aborts == [(1, AbortReason.CANCELLED, 0)]
+    response.on_end(1, finished())
+    response.abort(RequestError(FailureReason.CANCELLED, "late"))
+    assert error_of(response) is FailureReason.UPSTREAM_LOST
+    assert len(peer.aborts) == 1
+
+
+def test_an_operators_abort_is_no_good_end() -> None:
+    response, _ = started()
+    response.on_verdict(0, None)
+    response.on_end(0, finished(FinishReason.ABORT))
+    assert error_of(response) is FailureReason.CANCELLED
+
+
+def test_a_stop_string_ends_here_and_tells_the_scheduler_what_counts() -> None:
+    response, peer = started(stop=("END",))
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids("abENDcd"), None)
+    assert peer.aborts == [(0, AbortReason.STOP_STRING, 5)]
+    assert isinstance(response.end, TextFinished)
+    assert response.end.reason is FinishReason.STOP
+    response.on_tokens(0, 7, ids("more"), None)
+    response.on_end(0, finished(FinishReason.ABORT))
+    assert isinstance(response.end, TextFinished)
+    assert response.choices[0].num_tokens == 5
+
+
+def test_a_stop_string_in_one_choice_leaves_the_others_running() -> None:
+    response, peer = started(2, stop=("b",))
+    for position in (0, 1):
+        response.on_verdict(position, None)
+    response.on_tokens(0, 0, ids("ab"), None)
+    assert response.end is None
+    response.on_tokens(1, 0, ids("xyz"), None)
+    response.on_end(1, finished(FinishReason.LENGTH))
+    assert isinstance(response.end, TextFinished)
+    assert [stream_id for stream_id, _, _ in peer.aborts] == [0]
+
+
+def test_missing_tokens_are_an_error_and_not_a_gap() -> None:
+    response, peer = started()
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids("ab"), None)
+    response.on_tokens(0, 3, ids("d"), None)
+    assert error_of(response) is FailureReason.INTERNAL
+    assert peer.aborts
+
+
+def test_an_abort_before_the_verdict_is_a_refusal() -> None:
+    response, peer = started()
+    response.abort(RequestError(FailureReason.CANCELLED, "gone"))
+    assert response.refusal is not None
+    assert response.end is None
+    assert peer.aborts == [(0, AbortReason.CANCELLED, 0)]
+
+
+def test_the_deadline_ends_a_request_that_the_scheduler_forgot() -> None:
+    response, peer = started()
+    response.on_verdict(0, None)
+    response.check_deadline(59.9)
+    assert response.end is None
+    response.check_deadline(60.0)
+    assert error_of(response) is FailureReason.DEADLINE_EXCEEDED
+    assert peer.aborts
+
+
+def test_a_reader_who_never_comes_loses_a_complete_answer() -> None:
+    response, _ = started()
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, [*ids("ab"), EOS], None)
+    response.on_end(0, finished())
+    response.give_up(RequestError(FailureReason.SLOW_READER, "slow"))
+    assert error_of(response) is FailureReason.SLOW_READER
+
+
+def test_a_bug_ends_its_request() -> None:
+    response, peer = started()
+    response.on_verdict(0, None)
+    response.on_fault(RequestError(FailureReason.INTERNAL, "internal error 1"))
+    assert error_of(response) is FailureReason.INTERNAL
+    assert peer.aborts
+
+
+@pytest.mark.parametrize("told", [LOST, finished()])
+def test_whatever_ends_a_request_is_announced(told: Any) -> None:
+    response, _ = started()
+    changes: list[None] = []
+    response.on_change = lambda: changes.append(None)
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids("a"), None)
+    assert len(changes) == 2
+    response.on_end(0, told)
+    assert len(changes) > 2
