@@ -128,6 +128,8 @@ class Engine:
                 refusal.message,
                 extra={"request_id": submission.request_id, "reason": refusal.reason.name},
             )
+        else:
+            _log.debug("admitted", extra={"request_id": submission.request_id})
         self._notice()
         return verdicts
 
@@ -239,6 +241,8 @@ class Engine:
         """Take results; the next plan goes out before the clients are told."""
         while True:
             result = await session.receive()
+            if self._is_flush_due:
+                self._flush()  # the columns of a message hold one step: stream_ids are distinct
             now = self._clock()
             self._core.take_result(result, now)
             self._last_step_at = now
@@ -292,9 +296,9 @@ class Engine:
         now = self._clock()
         last_step = self._core.last_planned_step
         is_contract = isinstance(error, WorkerContractError)
-        self._show(f"no worker: {error}; last step {last_step}")
         if self._lost_at is None:
             self._lost_at = now
+            self._show(f"no worker: {error}; last step {last_step}")
             _log.warning("worker lost: %s", error, extra={"last_step": last_step})
         else:
             _log.debug("worker not reached: %s", error)

@@ -26,6 +26,7 @@ from services.scheduler.messages import (
 )
 from services.scheduler.outbox import Outbox, OutboxLimits
 from shared.errors import FailureReason, RequestError
+from shared.rpc import Server, build_server
 from shared.wire import (
     failure_to_proto,
     load_to_proto,
@@ -41,7 +42,19 @@ ConnectRequest: TypeAlias = scheduler_pb2.SchedulerServiceConnectRequest
 ConnectResponse: TypeAlias = scheduler_pb2.SchedulerServiceConnectResponse
 GenerateResponse: TypeAlias = scheduler_pb2.SchedulerServiceGenerateResponse
 
+SERVICE_NAME: Final = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+# A 1M-token prompt is 4 MiB; one message may bring several.
+MAX_RECEIVE_MIB: Final = 64
+
 _ABORT_REASONS: Final = {int(reason): reason for reason in AbortReason}
+
+
+def build_scheduler_server(address: str, engine: Engine, limits: OutboxLimits) -> Server:
+    """A server of `SchedulerService` at `address`, not started."""
+    server = build_server(address=address, max_receive_mib=MAX_RECEIVE_MIB)
+    servicer = SchedulerServicer(engine, limits)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
+    return server
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):

@@ -6,22 +6,17 @@ import gc
 import os
 import socket
 
-from protos.glm.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine import Engine
-from services.scheduler.server import SchedulerServicer
+from services.scheduler.server import SERVICE_NAME, build_scheduler_server
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.worker_client import WorkerClient
 from shared.admin import AdminStatus, start_admin
 from shared.errors import FailureReason, RequestError
 from shared.health import HealthThread
 from shared.log import get_logger
-from shared.rpc import build_server, serve_until_stopped
+from shared.rpc import serve_until_stopped
 
-SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-
-# A 1M-token prompt is 4 MiB; one message may bring several.
-MAX_RECEIVE_MIB = 64
 GRACE_S = 0.5
 DRAIN_POLL_S = 0.05
 
@@ -44,9 +39,9 @@ class SchedulerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`, let running requests end, then go."""
-        server = build_server(address=self._settings.address, max_receive_mib=MAX_RECEIVE_MIB)
-        servicer = SchedulerServicer(self._engine, self._settings.outbox_limits)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
+        server = build_scheduler_server(
+            self._settings.address, self._engine, self._settings.outbox_limits
+        )
         drained = asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
             await self._start_sides(stack)

@@ -29,8 +29,8 @@ class SchedulerSettings(ServiceSettings):
     max_queued_tokens: int = Field(
         default=16 << 20, ge=1, description="Tokens of waiting sequences; more are refused."
     )
-    max_plans_in_flight: Literal[1, 2] = Field(
-        default=1, description="2 plans one step ahead of the worker's results."
+    max_plans_in_flight: int = Field(
+        default=1, ge=1, le=2, description="2 plans one step ahead of the worker's results."
     )
     scheduling_policy: Literal["fcfs"] = Field(
         default="fcfs", description="Order in which waiting sequences are admitted."

@@ -26,6 +26,7 @@ class Row:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     is_over: bool = False
+    is_full: bool = False
 
 
 class SimulatedWorker:
@@ -75,8 +76,9 @@ class SimulatedWorker:
         columns = zip(plan.rows, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
         for number, scheduled, computed in columns:
             row = self.rows[number]
-            run, code = ([], FinishCode.NONE) if row.is_over else self._advance(
-                row, scheduled, computed
+            assert not row.is_full or self.run_length > 1, "a row that surely had ended is planned"
+            run, code = (
+                ([], FinishCode.NONE) if row.is_over else self._advance(row, scheduled, computed)
             )
             counts.append(len(run))
             tokens.extend(run)
@@ -120,4 +122,5 @@ class SimulatedWorker:
             elif len(row.tokens) >= self.capacity.max_model_len:
                 code = FinishCode.MAX_MODEL_LEN
         row.is_over = bool(code)
+        row.is_full = code in {FinishCode.MAX_TOKENS, FinishCode.MAX_MODEL_LEN}
         return run, code

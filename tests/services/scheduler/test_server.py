@@ -1,20 +1,11 @@
 """The scheduler process over real channels, with a fake worker."""
 
-import asyncio
-
-import grpc.aio
-import pytest
-
-from protos.glm.v1 import common_pb2, scheduler_pb2
-from shared.errors import FailureReason
-from shared.rpc import error_from_rpc
+from protos.glm.v1 import common_pb2
 from tests.services.scheduler.conftest import (
-    Received,
     Running,
     expected,
     sequence,
     submit,
-    take,
 )
 
 

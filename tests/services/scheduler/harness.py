@@ -1,0 +1,265 @@
+"""Clients, a worker and a clock around one core; holds every event against the contract.
+
+Streams are compared with an undisturbed run, plans with what earlier plans still use, and the core
+checks its own laws after every event.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.limits import CoreConfig
+from services.scheduler.messages import (
+    AbortReason,
+    Delivery,
+    SequenceEnd,
+    SequenceSubmit,
+    Submission,
+    Verdict,
+)
+from services.scheduler.outlet import Outlet
+from services.scheduler.plan import Capacity, StepPlan, StepResult
+from shared.errors import FailureReason, RequestError
+from shared.sampling import ReplayScript, SamplingSpec
+from tests.services.scheduler.simulated_worker import SimulatedWorker, expected_token
+
+LOST = RequestError(FailureReason.UPSTREAM_LOST, "lost")
+
+
+@dataclass
+class Stream:
+    """What a client knows of one sequence."""
+
+    seed: int
+    num_prompt: int
+    outlet: Outlet
+    request_id: str
+    wants_logprobs: bool
+    tokens: list[int] = field(default_factory=list)
+    end: SequenceEnd | None = None
+    is_forgotten: bool = False
+
+
+@dataclass
+class InFlight:
+    """What a plan without a result still uses."""
+
+    rows: set[int]
+    blocks: dict[int, set[int]]
+
+
+class Harness:
+    """One core with everything around it; seeds and stream_ids are the same numbers."""
+
+    def __init__(self, capacity: Capacity, run_length: int = 1, **config: int) -> None:
+        self.now = 0.0
+        self.capacity = capacity
+        self.run_length = run_length
+        self.window = config.get("max_plans_in_flight", 1)
+        self.core = SchedulerCore(CoreConfig(**config))
+        self.ends_at: dict[int, tuple[int, int]] = {}
+        self.streams: dict[int, Stream] = {}
+        self.plans: list[StepPlan] = []
+        self.results: deque[StepResult] = deque()
+        self.in_flight: deque[InFlight] = deque()
+        self.num_submitted = 0
+        self.open_epoch()
+
+    def open_epoch(self) -> None:
+        self.forget_plans()
+        self.core.worker_opened(self.capacity, self.now)
+        self.worker = SimulatedWorker(self.capacity)
+        self.worker.run_length = self.run_length
+        self.worker.end_at = self.ends_at
+        self.check()
+
+    def lose_worker(self, *, can_resume: bool = True) -> None:
+        self.core.worker_lost(LOST, self.now, can_resume=can_resume)
+        self.forget_plans()
+        self.check()
+
+    @property
+    def is_open(self) -> bool:
+        return self.core.load().is_worker_ready
+
+    def submit(
+        self,
+        outlet: Outlet,
+        num_prompts: Sequence[int],
+        *,
+        num_resumed: int = 0,
+        max_tokens: int = 8,
+        num_logprobs: int | None = None,
+        **options: object,
+    ) -> list[Verdict]:
+        """One request; the entry of a refused sequence is dropped."""
+        request_id = str(options.pop("request_id", f"r{self.num_submitted}"))
+        entries = []
+        for num_prompt in num_prompts:
+            stream_id = self.num_submitted
+            self.num_submitted += 1
+            first = [expected_token(stream_id, num_prompt + n) for n in range(num_resumed)]
+            entries.append(
+                SequenceSubmit(
+                    stream_id=stream_id,
+                    index=0,
+                    prompt_token_ids=array("I", range(1, num_prompt + 1)),
+                    output_token_ids=array("I", first),
+                    seed=stream_id,
+                    replay=ReplayScript(token_ids=(1,)) if self.capacity.is_replay else None,
+                )
+            )
+            self.streams[stream_id] = Stream(
+                seed=stream_id,
+                num_prompt=num_prompt,
+                outlet=outlet,
+                request_id=request_id,
+                wants_logprobs=num_logprobs is not None,
+                tokens=first,
+            )
+        submission = Submission(
+            request_id=request_id,
+            sequences=tuple(entries),
+            sampling=SamplingSpec(
+                max_tokens=max_tokens, eos_token_ids=(7,), num_logprobs=num_logprobs
+            ),
+            **options,
+        )
+        verdicts = self.core.submit(submission, outlet, self.now)
+        assert [v.stream_id for v in verdicts] == [e.stream_id for e in entries]
+        for verdict in verdicts:
+            if verdict.refusal is not None:
+                del self.streams[verdict.stream_id]
+        self.check()
+        return verdicts
+
+    def abort(
+        self, stream_id: int, reason: AbortReason = AbortReason.CANCELLED, kept: int = 0
+    ) -> None:
+        stream = self.streams[stream_id]
+        self.core.abort(stream.outlet, stream_id, reason, kept, self.now)
+        self.check()
+        assert stream.end or stream.is_forgotten, "an abort ends the sequence at once"
+
+    def close(self, outlet: Outlet) -> None:
+        self.deliver()
+        self.core.close_outlet(outlet, self.now)
+        for stream in self.streams.values():
+            if stream.outlet is outlet and not stream.end:
+                stream.is_forgotten = True
+        assert not outlet.sequences
+        assert outlet.take() is None
+        self.check()
+
+    def plan(self) -> StepPlan | None:
+        """The next plan, run by the worker at once; its result waits."""
+        is_work_waiting = self.core.num_in_flight == 0 and self.live() and self.is_open
+        plan = self.core.plan(self.now)
+        assert plan or not is_work_waiting, "work waits and nothing is planned"
+        if plan is not None:
+            self._run(plan)
+        self.check()
+        return plan
+
+    def take_result(self) -> StepResult:
+        """The oldest result reaches the core."""
+        self.now += 0.001
+        self.in_flight.popleft()
+        result = self.results.popleft()
+        self.core.take_result(result, self.now)
+        self.check()
+        return result
+
+    def step(self) -> None:
+        """What an engine does: fill the window, take one result."""
+        while self.plan() is not None:
+            pass
+        if self.results:
+            self.take_result()
+
+    def run_to_end(self, limit: int = 5000) -> None:
+        """Step until nothing is live; everything must be free again."""
+        for _ in range(limit):
+            self.step()
+            if not self.live() and not self.results:
+                break
+        assert not self.live(), "a sequence never ended"
+        load = self.core.load()
+        assert load.num_free_blocks == load.num_total_blocks
+        assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
+
+    def live(self) -> list[Stream]:
+        return [s for s in self.streams.values() if not s.end and not s.is_forgotten]
+
+    def forget_plans(self) -> None:
+        self.in_flight.clear()
+        self.results.clear()
+
+    def check(self) -> None:
+        self.core.check()
+        self.deliver()
+        for stream in self.streams.values():
+            assert stream.tokens == expected(stream.seed, stream.num_prompt, len(stream.tokens))
+        assert self.core.num_live == len(self.live())
+
+    def deliver(self) -> None:
+        for outlet, delivery in self.core.take_deliveries():
+            self._take_tokens(outlet, delivery)
+            for end in delivery.ends:
+                stream = self.streams[end.stream_id]
+                assert stream.outlet is outlet
+                assert stream.end is None, "two ends"
+                assert (end.finish_reason is None) != (end.failure is None)
+                stream.end = end
+
+    def _take_tokens(self, outlet: Outlet, delivery: Delivery) -> None:
+        columns = delivery.tokens
+        if columns is None:
+            return
+        assert len(set(columns.stream_ids)) == len(columns.stream_ids)
+        runs = cut(columns.token_ids, columns.num_tokens)
+        num_logprobs = 0
+        for stream_id, previous, run in zip(
+            columns.stream_ids, columns.num_previous_tokens, runs, strict=True
+        ):
+            stream = self.streams[stream_id]
+            assert stream.outlet is outlet
+            assert not stream.end, "tokens after the end"
+            assert len(stream.tokens) == previous, "a gap"
+            stream.tokens += run
+            if stream.wants_logprobs:
+                entries = columns.logprobs[num_logprobs : num_logprobs + len(run)]
+                assert [-entry.logprob for entry in entries] == run
+                num_logprobs += len(run)
+        assert num_logprobs == len(columns.logprobs)
+
+    def _run(self, plan: StepPlan) -> None:
+        """Run a plan; it may use nothing that a plan before it still uses."""
+        new_rows = {new.row for new in plan.new_sequences}
+        for row, blocks in zip(plan.rows, cut(plan.new_blocks, plan.num_new_blocks), strict=True):
+            for earlier in self.in_flight:
+                assert row not in new_rows or row not in earlier.rows, "row reused too early"
+                for other, used in earlier.blocks.items():
+                    assert other == row or not used & set(blocks), "block reused too early"
+        result = self.worker.run(plan)
+        used_blocks = {row: set(self.worker.rows[row].blocks) for row in plan.rows}
+        self.in_flight.append(InFlight({*plan.rows, *plan.freed_rows}, used_blocks))
+        self.results.append(result)
+        self.plans.append(plan)
+        assert len(self.results) <= self.window
+
+
+def expected(seed: int, num_prompt: int, count: int) -> list[int]:
+    """The tokens of an undisturbed run."""
+    return [expected_token(seed, num_prompt + n) for n in range(count)]
+
+
+def cut(ids: "array[int]", counts: list[int]) -> Iterator[list[int]]:
+    """Pieces of `ids`, as long as `counts` says."""
+    start = 0
+    for count in counts:
+        yield ids[start : start + count].tolist()
+        start += count
+    assert start == len(ids)
