@@ -147,7 +147,7 @@ def current_traceparent() -> str:
     return "" if tracer is None else tracer.current_traceparent()
 
 
-def shutdown(limit_s: float = 2.0) -> None:
+def shutdown(limit_s: float = 1.0) -> None:
     """Send what is left, for at most `limit_s`, and switch tracing off."""
     tracer, _process.tracer = _process.tracer, None
     if tracer is not None:

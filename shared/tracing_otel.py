@@ -44,7 +44,7 @@ class OtelTracer:
             self._provider.add_span_processor(BatchSpanProcessor(LoggedExporter(exporter, name)))
         self._tracer = self._provider.get_tracer("glm-mesh")
         self._propagator = TraceContextTextMapPropagator()
-        atexit.register(self.shutdown, 2.0)
+        atexit.register(self.shutdown, 1.0)
         # Tells at once, in the log, whether the collector can be reached.
         self.start("start", "", None, None).end()
 
