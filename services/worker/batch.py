@@ -42,10 +42,13 @@ class _Buffer:
         self.array: NDArray[np.generic] = host.numpy()
         self._host = host
         self._device = host.to(device)
+        self._part = self._device
 
     def send(self, count: int) -> Tensor:
         """The first `count` entries on the device."""
-        part = self._device[:count]
+        if len(self._part) != count:  # steady decoding asks for the same part at every step
+            self._part = self._device[:count]
+        part = self._part
         if self._device is not self._host:
             # The result of the last step was read back, so nothing still reads the host's copy.
             part.copy_(self._host[:count], non_blocking=True)
@@ -92,7 +95,7 @@ class BatchBuilder:
             seq_lens=self._seq_lens.send(num_seqs),
             block_table=self._fill_block_tables(active, num_seqs),
         )
-        entries = np.flatnonzero(active.is_sampling)
+        entries = active.is_sampling.nonzero()[0]
         return Batch(
             token_ids=self._token_ids.send(padded),
             metadata=metadata,

@@ -37,7 +37,7 @@ def commit_step(
     table.last_computed[rows] = active.num_computed
     table.last_step[plan.rows] = plan.step
     table.num_computed[rows] = active.num_computed + active.num_scheduled
-    has_new = np.flatnonzero(lengths)
+    has_new = lengths.nonzero()[0]
     num_sampled = np.zeros(len(plan.rows), np.int64)
     sampled = np.empty(0, np.int64)
     if len(has_new):

@@ -53,7 +53,7 @@ def begin_step(
     states = table.state[plan.rows]
     _require_all(states != FREE, plan.rows, "was never described")
     _append_blocks(plan, table)
-    entries = np.flatnonzero(states == RUNNING)
+    entries = (states == RUNNING).nonzero()[0]
     if len(entries) == len(plan.rows):
         rows, num_scheduled, echoed = plan.rows, plan.num_scheduled_tokens, plan.num_computed_tokens
     else:
@@ -98,7 +98,7 @@ def _check_columns(plan: StepPlan, limits: Capacity) -> None:
 
 def _append_blocks(plan: StepPlan, table: RowTable) -> None:
     start = 0
-    for entry in np.flatnonzero(plan.num_new_blocks).tolist():
+    for entry in plan.num_new_blocks.nonzero()[0].tolist():
         row, count = plan.rows[entry], int(plan.num_new_blocks[entry])
         used = int(table.num_blocks[row])
         if used + count > table.block_table.shape[1]:

@@ -3,7 +3,7 @@
 The token is the inverse of the distribution function at u, ids in ascending order. What is kept is
 always "every token at least as likely as a threshold", so equal tokens are kept or dropped
 together and nothing depends on how a sort breaks ties. Every number of a row is computed from that
-row alone and in a way that only that row decides, so a draw does not depend on the batch.
+row alone, in the same order of operations in any batch.
 
 Order of the filters: min-p and top-k on the whole distribution, then top-p on what they leave.
 """
@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.plan import Floats, Ints
-from services.worker.rowwise import largest
+from services.worker.rowwise import candidates, kth_bound, sort_descending
 
-# The most likely tokens are looked at first, and most rows need no more: a full sort of 256 rows of
-# 2,048 takes 29 ms on one core, the 8 largest 0.9 ms.
-_LEVELS = (8, 128)
+# Lowers a bound by more than any rounding, so that nothing is left out that should be kept.
+_SLACK = 1 - 1e-4
+# Rows with more candidates than this are worked on apart: one of them widens a whole batch.
+_FEW = 256
+# top-p first looks at tokens with at least this share of the mass that it drops: few of a peaked
+# row, and all that is kept if together they have the mass that it keeps.
+_SHARE = 64
+_MASS_SLACK = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,89 +48,79 @@ def draw(logits: Tensor, settings: DrawSettings, u: Tensor) -> Tensor:
     probs = torch.softmax(logits, dim=1)
     is_narrow = settings.top_k < probs.shape[1]
     settings = replace(settings, top_k=np.where(is_narrow, settings.top_k, 0))
-    is_sorted = (settings.top_k > 0) | (settings.top_p < 1)
-    is_min_p = ~is_sorted & (settings.min_p > 0)
+    is_filtered = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
+    filtered = is_filtered.nonzero()[0]
+    if not len(filtered):
+        return _inverse(probs, u)[:, 0]
+    if len(filtered) == len(probs):
+        return _draw_filtered(probs, settings, u)
     tokens = torch.zeros(len(probs), dtype=torch.int64, device=probs.device)
-    for mask, method in (
-        (~is_sorted & ~is_min_p, _draw_plain),
-        (is_min_p, _draw_min_p),
-        (is_sorted, _draw_sorted),
-    ):
-        rows = np.flatnonzero(mask)
-        if len(rows) == len(probs):
-            return method(probs, settings, u)
-        if len(rows):
-            at = torch.from_numpy(rows).to(probs.device)
-            tokens[at] = method(probs[at], settings.take(rows), u[at])
+    for rows, is_plain in (((~is_filtered).nonzero()[0], True), (filtered, False)):
+        at = torch.from_numpy(rows).to(probs.device)
+        if is_plain:
+            tokens[at] = _inverse(probs[at], u[at])[:, 0]
+        else:
+            tokens[at] = _draw_filtered(probs[at], settings.take(rows), u[at])
     return tokens
 
 
-def _draw_plain(probs: Tensor, settings: DrawSettings, u: Tensor) -> Tensor:
-    return _inverse(probs, u)[:, 0]
-
-
-def _draw_min_p(probs: Tensor, settings: DrawSettings, u: Tensor) -> Tensor:
-    floor = _column(settings.min_p, probs.device) * probs.amax(dim=1, keepdim=True)
-    return _inverse(probs * (probs >= floor), u)[:, 0]
-
-
-def _draw_sorted(probs: Tensor, settings: DrawSettings, u: Tensor) -> Tensor:
-    """Rows with top-k or top-p: a few candidates, more where they do not suffice, then all."""
-    vocab_size = probs.shape[1]
-    tokens = torch.zeros(len(probs), dtype=torch.int64, device=probs.device)
-    rest = np.arange(len(probs))
-    for level in _LEVELS:
-        tried = rest[settings.top_k[rest] <= level]
-        if level >= vocab_size or not len(tried):
-            continue
-        at = torch.from_numpy(tried).to(probs.device)
-        values, ids = largest(probs[at] if len(tried) < len(probs) else probs, level)
-        thresholds, is_closed = _thresholds(values, settings.take(tried), vocab_size)
-        # In ascending order of ids, as everywhere.
-        ids, places = torch.sort(ids, dim=1)
-        values = values.gather(1, places)
-        tokens[at] = ids.gather(1, _inverse(values * (values >= thresholds), u[at]))[:, 0]
-        # The one place where the host waits for the device: which rows need more.
-        rest = np.setdiff1d(rest, tried[is_closed.cpu().numpy()], assume_unique=True)
-        if not len(rest):
-            return tokens
-    at = torch.from_numpy(rest).to(probs.device)
-    wide = probs[at]
-    values = torch.sort(wide, dim=1, descending=True).values
-    thresholds, _ = _thresholds(values, settings.take(rest), vocab_size)
-    tokens[at] = _inverse(wide * (wide >= thresholds), u[at])[:, 0]
+def _draw_filtered(probs: Tensor, settings: DrawSettings, u: Tensor) -> Tensor:
+    if probs.device.type != "cpu":
+        # A device sorts whole rows faster than it waits for the host to learn a size.
+        return _inverse(probs * (probs >= _thresholds(probs, settings)), u)[:, 0]
+    tokens = torch.zeros(len(probs), dtype=torch.int64)
+    found = candidates(probs, _bounds(probs, settings), _FEW)
+    is_top_p_alone = (settings.top_k == 0) & (settings.min_p == 0)
+    is_enough = ~is_top_p_alone[found.rows] | (
+        found.masses >= settings.top_p[found.rows] + _MASS_SLACK
+    )
+    good = is_enough.nonzero()[0]
+    if len(good):
+        rows, here = torch.from_numpy(found.rows[good]), torch.from_numpy(good)
+        values = found.values[here]
+        weights = values * (values >= _thresholds(values, settings.take(found.rows[good])))
+        tokens[rows] = found.ids[here].gather(1, _inverse(weights, u[rows]))[:, 0]
+    if len(good) < len(probs):
+        left = np.setdiff1d(np.arange(len(probs)), found.rows[good], assume_unique=True)
+        rows = torch.from_numpy(left)
+        wide = probs[rows]
+        weights = wide * (wide >= _thresholds(wide, settings.take(left)))
+        tokens[rows] = _inverse(weights, u[rows])[:, 0]
     return tokens
 
 
-def _thresholds(values: Tensor, settings: DrawSettings, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """The least probability kept in each row, and whether `values` hold everything kept.
-
-    Args:
-        values: [S, N] largest probabilities of each row, descending.
-        settings: Filters of the rows; every top_k is at most N.
-        vocab_size: V; with N = V everything is there.
-
-    Returns:
-        [S, 1] thresholds and [S] flags.
-    """
-    device = values.device
-    is_all = values.shape[1] == vocab_size
+def _bounds(probs: Tensor, settings: DrawSettings) -> Floats:
+    """[S] probabilities: no token below is kept; for top-p alone, none is likely to be kept."""
+    bounds = (1 - settings.top_p) / _SHARE
     has_top_k = settings.top_k > 0
-    is_unfiltered = _column(~has_top_k & (settings.min_p == 0), device)
+    has_min_p = settings.min_p > 0
+    # top-p counts shares of what the other filters leave: its own bound does not hold then.
+    bounds[has_top_k | has_min_p] = 0
+    if has_min_p.any():
+        bounds = np.maximum(bounds, settings.min_p * probs.numpy().max(axis=1))
+    if has_top_k.any():
+        bounds = np.where(has_top_k, np.maximum(bounds, kth_bound(probs, settings.top_k)), bounds)
+    return (bounds * _SLACK).astype(np.float32)
+
+
+def _thresholds(probs: Tensor, settings: DrawSettings) -> Tensor:
+    """[S, N] probabilities, zeros among them or not -> [S, 1] least probability kept."""
+    device = probs.device
+    values = sort_descending(probs)
+    has_top_k = settings.top_k > 0
     top_p = _column(settings.top_p, device)
-    kth = values.gather(1, _column(np.maximum(settings.top_k - 1, 0), device))
+    # Fewer candidates than top_k: the last one bounds nothing.
+    last = np.clip(settings.top_k - 1, 0, values.shape[1] - 1)
+    kth = values.gather(1, _column(last, device))
     floor = _column(settings.min_p, device) * values[:, :1]
     floor = torch.maximum(floor, kth * _column(has_top_k, device))
     is_left = values >= floor
-    # Where all that the first filters leave lies inside `values`, its sum is known.
-    is_cut = values[:, -1:] < floor
     sums = torch.cumsum(values * is_left, dim=1)
-    total = torch.where(is_cut | is_all, sums[:, -1:], 1.0)
+    is_unfiltered = _column(~has_top_k & (settings.min_p == 0), device)
+    total = torch.where(is_unfiltered, 1.0, sums[:, -1:])
     is_kept = is_left & ((sums - values < top_p * total) | (top_p >= 1))
     is_kept[:, 0] = True
-    threshold = torch.where(is_kept, values, float("inf")).amin(dim=1, keepdim=True)
-    is_closed = (is_cut | is_unfiltered) & (values[:, -1:] < threshold)
-    return threshold, (is_closed | is_all)[:, 0]
+    return torch.where(is_kept, values, float("inf")).amin(dim=1, keepdim=True)
 
 
 def _inverse(weights: Tensor, u: Tensor) -> Tensor:

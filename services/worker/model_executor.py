@@ -29,10 +29,6 @@ from services.worker.sampler import sample
 from services.worker.sampling_rows import SamplingRows
 from shared.errors import FailureReason, RequestError
 
-# Matrix products of a multiple of 4 rows give each row the same bits whatever the others are
-# (measured for float32 on the CPU builds of torch 2.13; for bfloat16 no multiple helps).
-FLOAT32_ROW_MULTIPLE = 4
-
 CachesT = TypeVar("CachesT")
 CachesT_contra = TypeVar("CachesT_contra", contravariant=True)
 

@@ -48,15 +48,17 @@ def sample(
     assert len(logits) == len(rows)
     known = logits[:, : settings.vocab_size]
     values, tokens = argmax_rows(known)
-    work = np.flatnonzero(settings.is_shaped[rows] | ~settings.is_greedy[rows])
-    if len(work):
-        chosen, best = _sample_shaped(known, settings, rows, num_outputs, work)
-        at = torch.from_numpy(work).to(logits.device)
-        tokens[at] = chosen
+    shaped = _Shaped.of(known, settings, rows, num_outputs)
+    if shaped is not None:
+        best, tokens[shaped.at] = argmax_rows(shaped.logits)
         # A sum with a NaN or an infinity is none: both views of the row must be finite.
-        values[at] += best
+        values[shaped.at] += best
+    drawn = (~settings.is_greedy[rows]).nonzero()[0]
+    if len(drawn):
+        at = torch.from_numpy(drawn).to(logits.device)
+        tokens[at] = _draw(known, shaped, settings, rows[drawn], num_outputs[drawn], drawn)
     is_finite = torch.isfinite(values).cpu().numpy()
-    asked = np.flatnonzero((num_logprobs >= 0) & is_finite)
+    asked = ((num_logprobs >= 0) & is_finite).nonzero()[0]
     columns = None
     if len(asked):
         at = torch.from_numpy(asked).to(logits.device)
@@ -64,31 +66,50 @@ def sample(
     return Sampled(tokens=tokens.cpu().numpy(), is_finite=is_finite, logprobs=columns)
 
 
-def _sample_shaped(
-    known: Tensor, settings: SamplingRows, rows: Ints, num_outputs: Ints, work: Ints
-) -> tuple[Tensor, Tensor]:
-    """Tokens of the rows that are shaped or drawn, and the largest logit of each."""
-    # Indexing copies: the raw logits stay as they are.
-    logits = known[torch.from_numpy(work).to(known.device)]
-    rows, num_outputs = rows[work], num_outputs[work]
-    shaped = np.flatnonzero(settings.is_shaped[rows])
-    if len(shaped):
-        entries = [(int(index), settings.shapes[int(rows[index])]) for index in shaped]
-        shape_logits(logits, entries, num_outputs[shaped])
-    best, tokens = argmax_rows(logits)
-    drawn = np.flatnonzero(~settings.is_greedy[rows])
-    if len(drawn):
-        at = torch.from_numpy(drawn).to(known.device)
-        tokens[at] = _draw(logits, settings, rows[drawn], num_outputs[drawn], at)
-    return tokens, best
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Shaped:
+    """Copies of the rows whose logits a request changes."""
+
+    places: Ints
+    """Their places among the S rows, ascending."""
+    at: Tensor
+    """The same on the device."""
+    logits: Tensor
+
+    @classmethod
+    def of(
+        cls, known: Tensor, settings: SamplingRows, rows: Ints, num_outputs: Ints
+    ) -> "_Shaped | None":
+        """Copy and change; None when no row is changed."""
+        places = settings.is_shaped[rows].nonzero()[0]
+        if not len(places):
+            return None
+        at = torch.from_numpy(places).to(known.device)
+        logits = known[at]
+        shapes = [settings.shapes[row] for row in rows[places].tolist()]
+        shape_logits(logits, list(enumerate(shapes)), num_outputs[places])
+        return cls(places=places, at=at, logits=logits)
 
 
 def _draw(
-    logits: Tensor, settings: SamplingRows, rows: Ints, num_outputs: Ints, at: Tensor
+    known: Tensor,
+    shaped: _Shaped | None,
+    settings: SamplingRows,
+    rows: Ints,
+    num_outputs: Ints,
+    drawn: Ints,
 ) -> Tensor:
-    device = logits.device
-    temperature = torch.from_numpy(settings.temperature[rows]).to(device)
-    scaled = (logits if len(at) == len(logits) else logits[at]) / temperature[:, None]
+    """Tokens of the rows at the places `drawn`, whose ids are `rows`."""
+    device = known.device
+    logits = known
+    if len(drawn) < len(known):
+        logits = known[torch.from_numpy(drawn).to(device)]
+    temperature = torch.from_numpy(settings.temperature[rows]).to(device)[:, None]
+    scaled = logits / temperature
+    if shaped is not None:
+        _, to, source = np.intersect1d(drawn, shaped.places, return_indices=True)
+        at = torch.from_numpy(to).to(device)
+        scaled[at] = shaped.logits[torch.from_numpy(source).to(device)] / temperature[at]
     u = uniform(
         torch.from_numpy(settings.seed[rows]).to(device), torch.from_numpy(num_outputs).to(device)
     )

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker import model_build
 from services.worker.kv_cache import KVCaches, bytes_per_block
 from services.worker.model.config import ModelConfig
 from services.worker.model_build import build_model_executor
 from services.worker.model_executor import ModelExecutor
+from services.worker.ops import native
 from services.worker.settings import WorkerSettings
 from shared.errors import CheckpointError, ConfigError
 from tests.services.worker.plans import Live, MiniScheduler
@@ -86,9 +88,12 @@ def test_a_preempted_sequence_continues_with_the_same_tokens(oracle: Any) -> Non
     assert len(other.outputs) == 12
 
 
-def test_float32_logits_are_bitwise_those_of_any_batch(oracle: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_bitwise_those_of_any_batch(oracle: Any, dtype: str) -> None:
     """Logprobs show the last bit of the logits: equal for one row and for four."""
-    executor = build(oracle.path, num_kv_blocks=16)
+    if native.load() is None and dtype == "bfloat16":
+        pytest.skip("only the compiled products are independent of the batch in bfloat16")
+    executor = build(oracle.path, num_kv_blocks=16, dtype=dtype)
     asked = GREEDY | {"num_logprobs": 5, "max_tokens": 3}
 
     def top_of(prompts: list[list[int]]) -> list[list[float]]:
@@ -101,6 +106,18 @@ def test_float32_logits_are_bitwise_those_of_any_batch(oracle: Any) -> None:
         return [columns.top_logprobs.tolist()[:5] for columns in scheduler.logprobs]
 
     assert top_of([PROMPTS[2]]) == top_of([PROMPTS[2], PROMPTS[0], PROMPTS[1], PROMPTS[3]])
+
+
+def test_steps_are_padded_only_where_that_makes_rows_independent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row_multiple, cpu = model_build._row_multiple, torch.device("cpu")
+    monkeypatch.setattr(model_build.native, "load", lambda: None)
+    assert row_multiple(torch.float32, cpu) == 4
+    assert row_multiple(torch.bfloat16, cpu) == 1
+    assert row_multiple(torch.float32, torch.device("meta")) == 1
+    monkeypatch.setattr(model_build.native, "load", object)
+    assert row_multiple(torch.float32, cpu) == 1
 
 
 def test_capacity_tells_what_was_built(oracle: Any) -> None:
