@@ -5,7 +5,7 @@
  */
 #include "pairs.h"
 
-enum { ROWS = 8, COLUMNS = 32, PARALLEL_PRODUCTS = 1 << 18 };
+enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, PARALLEL_PRODUCTS = 1 << 18 };
 
 /* One function per number of rows, with each row's sums in variables of their own: as elements of
  * an array the compiler writes them back to memory in every turn of the loop. */
@@ -89,17 +89,18 @@ ALWAYS_INLINE __m512bh broadcast_pair(const elem_t *x) {
 #define ADD(r) \
     for (int c = 0; c < COLUMNS; c++) sums##r[c] += to_float(x[r * x_stride]) * row[c];
 #define STORE(r) \
-    for (int64_t c = 0; c < columns; c++) y[r * y_stride + c] = from_float(sums##r[c]);
+    for (int64_t c = 0; c < count; c++) y[r * y_stride + c] = from_float(sums##r[c]);
 
 #define TILE(n) \
     static void tile_##n(TILE_ARGUMENTS) { \
         float row[COLUMNS] = {0}; \
+        int64_t count = columns < COLUMNS ? columns : COLUMNS; \
         REPEAT_##n(CLEAR) \
         for (int64_t k = 0; k < inner; k++, x++, w += w_stride) { \
-            if (columns == COLUMNS) \
+            if (count == COLUMNS) \
                 for (int c = 0; c < COLUMNS; c++) row[c] = to_float(w[c]); \
             else \
-                for (int64_t c = 0; c < columns; c++) row[c] = to_float(w[c]); \
+                for (int64_t c = 0; c < count; c++) row[c] = to_float(w[c]); \
             REPEAT_##n(ADD) \
         } \
         REPEAT_##n(STORE) \
@@ -118,14 +119,61 @@ TILE(8)
 static void (*const tiles[ROWS + 1])(TILE_ARGUMENTS) = {NULL,   tile_1, tile_2, tile_3, tile_4,
                                                         tile_5, tile_6, tile_7, tile_8};
 
-/* One strip of COLUMNS columns for every row of a group. */
+/* One row, WIDE columns: a single row's sums are too few to hide the latency of adding to them. */
+static void tile_wide(const elem_t *x, const elem_t *w, int64_t w_stride, int64_t inner,
+                      elem_t *y) {
+#if GLM_AVX512 && defined(ELEM_BF16)
+    __m512 low0, low1, low2, low3, high0, high1, high2, high3;
+    low0 = low1 = low2 = low3 = high0 = high1 = high2 = high3 = _mm512_setzero_ps();
+    const __mmask32 mask = ~0u;
+#define ADD_WIDE(c) \
+    { \
+        __m512bh pairs[2]; \
+        interleave(_mm512_loadu_si512(w + c * COLUMNS), \
+                   is_pair ? _mm512_loadu_si512(w + w_stride + c * COLUMNS) \
+                           : _mm512_setzero_si512(), \
+                   pairs); \
+        low##c = _mm512_dpbf16_ps(low##c, both, pairs[0]); \
+        high##c = _mm512_dpbf16_ps(high##c, both, pairs[1]); \
+    }
+    int64_t k = 0;
+    for (const int is_pair = 1; k + 1 < inner; k += 2, w += 2 * w_stride) {
+        __m512bh both = broadcast_pair(x + k);
+        REPEAT_4(ADD_WIDE)
+    }
+    if (k < inner) {
+        const int is_pair = 0;
+        __m512bh both = (__m512bh)_mm512_set1_epi32(x[k]);
+        REPEAT_4(ADD_WIDE)
+    }
+    store_pair(low0, high0, y, mask);
+    store_pair(low1, high1, y + COLUMNS, mask);
+    store_pair(low2, high2, y + 2 * COLUMNS, mask);
+    store_pair(low3, high3, y + 3 * COLUMNS, mask);
+#undef ADD_WIDE
+#else
+    float sums[WIDE] = {0};
+    for (int64_t k = 0; k < inner; k++, w += w_stride) {
+        float factor = to_float(x[k]);
+        for (int c = 0; c < WIDE; c++) sums[c] += factor * to_float(w[c]);
+    }
+    for (int c = 0; c < WIDE; c++) y[c] = from_float(sums[c]);
+#endif
+}
+
+/* Up to WIDE columns for every row of a group. */
 static void strip(int64_t rows, const elem_t *x, int64_t x_stride, const elem_t *w,
                   int64_t w_stride, int64_t inner, int64_t columns, elem_t *y, int64_t y_stride) {
-    for (int64_t row = 0; row < rows; row += ROWS) {
-        int64_t count = rows - row < ROWS ? rows - row : ROWS;
-        tiles[count](x + row * x_stride, x_stride, w, w_stride, inner, columns, y + row * y_stride,
-                     y_stride);
+    if (rows == 1 && columns >= WIDE) {
+        tile_wide(x, w, w_stride, inner, y);
+        return;
     }
+    for (int64_t column = 0; column < columns && column < WIDE; column += COLUMNS)
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            int64_t count = rows - row < ROWS ? rows - row : ROWS;
+            tiles[count](x + row * x_stride, x_stride, w + column, w_stride, inner,
+                         columns - column, y + row * y_stride + column, y_stride);
+        }
 }
 
 int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, int64_t outer,
@@ -140,13 +188,13 @@ int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, in
         free(starts);
         return OUT_OF_RANGE;
     }
-    int64_t strips = (outer + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for schedule(dynamic, 4) if (total_rows * inner * outer > PARALLEL_PRODUCTS)
+    int64_t strips = (outer + WIDE - 1) / WIDE;
+#pragma omp parallel for schedule(dynamic, 1) if (total_rows * inner * outer > PARALLEL_PRODUCTS)
     for (int64_t item = 0; item < groups * strips; item++) {
-        int64_t group = item / strips, column = item % strips * COLUMNS;
+        int64_t group = item / strips, column = item % strips * WIDE;
         int64_t first = starts[group], rows = starts[group + 1] - first;
         if (rows <= 0) continue;
-        int64_t columns = outer - column < COLUMNS ? outer - column : COLUMNS;
+        int64_t columns = outer - column;
         strip(rows, x + first * inner, inner, w + group * inner * outer + column, outer, inner,
               columns, y + first * outer + column, outer);
     }
@@ -160,13 +208,13 @@ int KERNEL(head_matmul)(int64_t tokens, int64_t heads, int64_t inner, int64_t ou
                         int64_t token_stride, int64_t head_stride, const elem_t *x, const elem_t *w,
                         elem_t *y) {
     enum { CHUNK = 64 };
-    int64_t strips = (outer + COLUMNS - 1) / COLUMNS, chunks = (tokens + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic, 4) if (tokens * heads * inner * outer > PARALLEL_PRODUCTS)
+    int64_t strips = (outer + WIDE - 1) / WIDE, chunks = (tokens + CHUNK - 1) / CHUNK;
+#pragma omp parallel for schedule(dynamic, 1) if (tokens * heads * inner * outer > PARALLEL_PRODUCTS)
     for (int64_t item = 0; item < heads * chunks * strips; item++) {
         int64_t head = item / (chunks * strips), token = item / strips % chunks * CHUNK;
-        int64_t column = item % strips * COLUMNS;
+        int64_t column = item % strips * WIDE;
         int64_t rows = tokens - token < CHUNK ? tokens - token : CHUNK;
-        int64_t columns = outer - column < COLUMNS ? outer - column : COLUMNS;
+        int64_t columns = outer - column;
         strip(rows, x + token * token_stride + head * head_stride, token_stride,
               w + head * inner * outer + column, outer, inner, columns,
               y + (token * heads + head) * outer + column, heads * outer);
