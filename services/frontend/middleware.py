@@ -63,9 +63,7 @@ class Door:
         answer = self._as_api_error(error, visit)
         if visit.status:
             # Too late for an answer: an incomplete response makes the server close the connection.
-            _logger.warning(
-                "answer broken off: %s", answer.message, extra={"request_id": visit.request_id}
-            )
+            _logger.warning("answer broken off: %s", answer.message, extra=_ids_of(visit))
             return
         await error_response(answer)(scope, receive, send)
 
@@ -78,7 +76,7 @@ class Door:
         _logger.error(
             "handler failed",
             exc_info=error,
-            extra={"error_id": error_id, "request_id": visit.request_id},
+            extra={"error_id": error_id, **_ids_of(visit)},
         )
         return ApiError(500, f"internal error {error_id}", code="internal_error")
 
@@ -102,11 +100,7 @@ class Door:
                 scope["path"],
                 status,
                 visit.age_s * 1000,
-                # One id in the logs of all services; the label is what the client knows.
-                extra={
-                    "request_id": visit.response_id or visit.request_id,
-                    "label": visit.request_id,
-                },
+                extra=_ids_of(visit),
             )
 
 
@@ -132,6 +126,11 @@ def error_response(error: ApiError) -> Response:
     return Response(
         error.body(), error.status, headers=error.headers, media_type="application/json"
     )
+
+
+def _ids_of(visit: Visit) -> dict[str, str]:
+    """One id in the logs of all services, and the label that the client knows."""
+    return {"request_id": visit.response_id or visit.request_id, "label": visit.request_id}
 
 
 def _known_method(method: str) -> str:

@@ -72,6 +72,85 @@ async def test_equal_request_ids_do_not_make_equal_answers(mesh: Mesh) -> None:
     assert first.json()["id"] != second.json()["id"]
 
 
+class Recorder:
+    """Stands for the exporter: keeps finished spans."""
+
+    def __init__(self) -> None:
+        self.ended: list[RecordedSpan] = []
+
+    def start(
+        self, name: str, traceparent: str, attributes: Any, start_ns: int | None
+    ) -> "RecordedSpan":
+        return RecordedSpan(self, name, traceparent, dict(attributes or {}))
+
+    def current_traceparent(self) -> str:
+        return ""
+
+    def shutdown(self, limit_s: float) -> None:
+        """Nothing to send."""
+
+
+class RecordedSpan:
+    """A span that notes what it is told."""
+
+    def __init__(self, recorder: Recorder, name: str, parent: str, facts: dict[str, Any]) -> None:
+        self.recorder, self.name, self.parent, self.facts = recorder, name, parent, facts
+        self.traceparent = "child-of-" + (parent[:5] or "none")
+        self.is_ended, self.has_failed = False, False
+
+    def set(self, name: str, value: Any) -> None:
+        self.facts[name] = value
+
+    def fail(self, reason: str) -> None:
+        self.has_failed = True
+
+    def end(self, end_ns: int | None = None) -> None:
+        if not self.is_ended:
+            self.is_ended = True
+            self.recorder.ended.append(self)
+
+    def __enter__(self) -> "RecordedSpan":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr("shared.tracing._process.tracer", recorder)
+    return recorder
+
+
+async def test_a_request_is_one_trace_with_its_phases(mesh: Mesh, recorder: Recorder) -> None:
+    parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    response = await mesh.http.post(
+        "/v1/chat/completions", json=body, headers={"traceparent": parent}
+    )
+    assert response.status_code == 200
+    spans = {span.name: span for span in recorder.ended}
+    assert list(spans) == ["render", "tokenize", "http"]
+    root = spans["http"]
+    assert root.parent == parent
+    assert spans["render"].parent == spans["tokenize"].parent == root.traceparent
+    assert mesh.fake.submits[0].submit.traceparent == root.traceparent
+    assert root.facts["http.response.status_code"] == 200
+    assert root.facts["gen_ai.response.id"] == mesh.fake.submits[0].submit.request_id
+    assert not root.has_failed
+
+
+async def test_a_refused_request_ends_its_trace_too(
+    lone: httpx.AsyncClient, recorder: Recorder
+) -> None:
+    assert (await lone.post("/v1/completions", json={"prompt": "Hi"})).status_code == 503
+    assert [span.name for span in recorder.ended] == ["tokenize", "http"]
+    assert recorder.ended[-1].has_failed
+    await lone.get("/health")
+    assert len(recorder.ended) == 2
+
+
 def door_before(app: Any) -> Door:
     return Door(app, keys=ApiKeys([]), metrics=GatewayMetrics("m", LoadSnapshot))
 
