@@ -6,6 +6,7 @@ When it ends the sequences wait for the next epoch; if none stands after `worker
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -299,7 +300,9 @@ class Engine:
         if self._lost_at is None:
             self._lost_at = now
             self._show(f"no worker: {error}; last step {last_step}")
-            _log.warning("worker lost: %s", error, extra={"last_step": last_step})
+            # Before the first step it is a worker that still starts.
+            level = logging.WARNING if last_step else logging.INFO
+            _log.log(level, "worker lost: %s", error, extra={"last_step": last_step})
         else:
             _log.debug("worker not reached: %s", error)
         text = "the worker broke the step protocol" if is_contract else f"worker lost: {error}"
