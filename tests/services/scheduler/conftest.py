@@ -186,7 +186,7 @@ class Running:
 
     async def wait_for_health(self, status: str) -> None:
         async with asyncio.timeout(LIMIT_S):
-            while await probe(self.health_address) != status:
+            while await probe(self.health_address) != status:  # noqa: ASYNC110  # another thread
                 await asyncio.sleep(0.02)
 
     async def load(self) -> common_pb2.LoadSnapshot:

@@ -1,0 +1,210 @@
+"""Which tokens a step orders, who is admitted, who gives way."""
+
+import pytest
+
+from services.scheduler.outlet import Outlet
+from services.scheduler.plan import StepPlan, WorkerContractError
+from services.scheduler.sequence import SequenceState
+from tests.services.scheduler.builders import capacity
+from tests.services.scheduler.harness import Harness
+
+
+def scheduled(plan: StepPlan | None) -> list[tuple[int, int]]:
+    """(position, count) of every row."""
+    assert plan is not None
+    return list(zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True))
+
+
+def test_a_long_prompt_is_cut_into_chunks_by_the_budget() -> None:
+    harness = Harness(capacity(max_num_batched_tokens=10))
+    harness.submit(Outlet(), [23], max_tokens=2)
+    steps = []
+    for _ in range(4):
+        steps.append(scheduled(harness.plan()))
+        harness.take_result()
+    assert steps == [[(0, 10)], [(10, 10)], [(20, 3)], [(23, 1)]]
+
+
+def test_all_blocks_of_a_prompt_come_with_its_first_chunk() -> None:
+    harness = Harness(capacity(max_num_batched_tokens=10))
+    harness.submit(Outlet(), [23])
+    harness.step()
+    harness.step()
+    assert [plan.num_new_blocks for plan in harness.plans] == [[6], [0]]
+
+
+def test_the_last_admitted_prompt_takes_what_the_budget_leaves() -> None:
+    harness = Harness(capacity(max_num_batched_tokens=24, num_blocks=40))
+    harness.submit(Outlet(), [15, 15, 15])
+    assert scheduled(harness.plan()) == [(0, 15), (0, 9)]
+    harness.take_result()
+    assert scheduled(harness.plan()) == [(15, 1), (9, 6), (0, 15)]
+
+
+def test_decoding_rows_are_served_before_a_long_prompt() -> None:
+    harness = Harness(capacity(max_num_batched_tokens=8, num_blocks=40))
+    outlet = Outlet()
+    harness.submit(outlet, [4, 4], max_tokens=20)
+    harness.step()
+    harness.submit(outlet, [40])
+    for _ in range(4):
+        assert (
+            scheduled(harness.plan())[:2] == [(p, 1) for p, _ in scheduled(harness.plans[-1])][:2]
+        )
+        assert sum(harness.plans[-1].num_scheduled_tokens) == 8
+        harness.take_result()
+
+
+def test_max_num_seqs_bounds_the_rows_of_a_plan() -> None:
+    harness = Harness(capacity(max_num_seqs=3, num_blocks=100))
+    harness.submit(Outlet(), [2] * 5)
+    plan = harness.plan()
+    assert plan is not None
+    assert len(plan.rows) == 3
+    load = harness.core.load()
+    assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (3, 2, 4)
+
+
+def test_a_decode_step_names_a_block_only_when_one_is_needed() -> None:
+    harness = Harness(capacity(block_size_tokens=4))
+    harness.submit(Outlet(), [3], max_tokens=9)
+    harness.run_to_end()
+    assert [plan.num_new_blocks for plan in harness.plans] == [
+        [1], [0], [1], [0], [0], [0], [1], [0], [0],
+    ]  # fmt: skip
+
+
+def test_the_second_plan_in_flight_orders_the_token_that_only_the_worker_knows() -> None:
+    harness = Harness(capacity(), max_plans_in_flight=2)
+    harness.submit(Outlet(), [5], max_tokens=8)
+    assert scheduled(harness.plan()) == [(0, 5)]
+    assert scheduled(harness.plan()) == [(5, 1)]
+    assert harness.plan() is None
+    harness.take_result()
+    assert scheduled(harness.plan()) == [(6, 1)]
+
+
+def test_a_row_that_the_plans_in_flight_surely_end_is_not_planned_again() -> None:
+    harness = Harness(capacity(), max_plans_in_flight=2)
+    harness.submit(Outlet(), [5], max_tokens=2)
+    assert scheduled(harness.plan()) == [(0, 5)]
+    assert scheduled(harness.plan()) == [(5, 1)]
+    harness.take_result()
+    assert harness.plan() is None
+    harness.run_to_end()
+    assert len(harness.plans) == 2
+
+
+def test_the_latest_admitted_gives_way_and_resumes_with_its_tokens() -> None:
+    harness = Harness(capacity(num_blocks=7, max_model_len=24))
+    outlet = Outlet()
+    harness.submit(outlet, [8, 7], max_tokens=16)
+    while not harness.core.load().num_preemptions_total:
+        harness.step()
+    assert len(harness.core.load().__class__.__slots__) > 0
+    waiting = harness.streams[1]
+    num_before = len(waiting.tokens)
+    assert num_before
+    harness.run_to_end()
+    resumed = [new for plan in harness.plans for new in plan.new_sequences if new.output_token_ids]
+    assert [len(new.output_token_ids) for new in resumed] == [num_before]
+    assert resumed[0].num_computed_tokens == 0
+    assert len(waiting.tokens) == 16
+    assert waiting.end is not None
+    assert waiting.end.stats.num_preemptions == 1
+
+
+def test_a_preempted_sequence_is_admitted_before_those_that_wait() -> None:
+    harness = Harness(capacity(num_blocks=7, max_model_len=24))
+    outlet = Outlet()
+    harness.submit(outlet, [8, 7], max_tokens=16)
+    harness.step()
+    harness.submit(outlet, [4], max_tokens=1)
+    harness.run_to_end()
+    order = [new.prompt_token_ids for plan in harness.plans for new in plan.new_sequences]
+    assert [len(prompt) for prompt in order] == [8, 7, 7, 4]
+
+
+def test_nobody_is_admitted_into_the_block_that_a_running_one_needs_next() -> None:
+    """No thrash: the newcomer would be pushed out at once."""
+    harness = Harness(capacity(num_blocks=5, max_model_len=16))
+    outlet = Outlet()
+    harness.submit(outlet, [8], max_tokens=8)
+    harness.step()
+    harness.submit(outlet, [5], max_tokens=2)
+    harness.run_to_end()
+    assert harness.core.load().num_preemptions_total == 0
+
+
+def test_a_preemption_storm_ends_with_progress_for_everybody() -> None:
+    harness = Harness(capacity(num_blocks=17, max_num_seqs=8, num_rows=16), max_plans_in_flight=2)
+    harness.submit(Outlet(), [4] * 8, max_tokens=40)
+    harness.run_to_end()
+    # Everybody recomputing at every step would be hundreds.
+    assert harness.core.load().num_preemptions_total < 40
+
+
+def test_blocks_that_are_about_to_come_back_spare_a_preemption() -> None:
+    harness = Harness(capacity(num_blocks=4, max_model_len=12), max_plans_in_flight=2)
+    outlet = Outlet()
+    harness.submit(outlet, [3], max_tokens=8)
+    harness.submit(outlet, [2], max_tokens=2)
+    harness.submit(outlet, [3], max_tokens=1)
+    for _ in range(20):
+        harness.step()
+    harness.run_to_end()
+    assert harness.core.load().num_preemptions_total == 0
+
+
+def test_a_run_of_several_tokens_is_caught_up_in_one_step() -> None:
+    harness = Harness(capacity(is_replay=True), run_length=3)
+    harness.submit(Outlet(), [5], max_tokens=9)
+    harness.run_to_end()
+    assert [scheduled(plan) for plan in harness.plans] == [[(0, 5)], [(5, 3)], [(8, 3)]]
+
+
+def test_a_worker_that_does_not_end_a_full_row_breaks_the_contract() -> None:
+    harness = Harness(capacity())
+    harness.submit(Outlet(), [5], max_tokens=3)
+    for _ in range(2):
+        harness.step()
+    harness.plan()
+    harness.results[0].finish_codes[0] = 0
+    harness.in_flight.clear()
+    harness.core.take_result(harness.results.popleft(), 1.0)
+    with pytest.raises(WorkerContractError, match="has its 8 tokens"):
+        harness.core.plan(1.0)
+
+
+def test_an_ended_row_is_announced_once_and_used_again_only_after_that() -> None:
+    harness = Harness(capacity(num_rows=2, max_num_seqs=1))
+    harness.submit(Outlet(), [2, 2, 2], max_tokens=1)
+    harness.run_to_end()
+    assert [plan.rows for plan in harness.plans] == [[0], [1], [0]]
+    assert [plan.freed_rows for plan in harness.plans] == [[], [0], [1]]
+
+
+def test_an_idle_batch_orders_nothing() -> None:
+    harness = Harness(capacity())
+    assert harness.plan() is None
+    harness.submit(Outlet(), [5], max_tokens=1)
+    harness.run_to_end()
+    assert harness.plan() is None
+
+
+def test_a_preempted_sequence_waits_for_the_plan_that_still_names_it() -> None:
+    harness = Harness(capacity(num_blocks=64), max_plans_in_flight=2)
+    harness.submit(Outlet(), [5], max_tokens=20)
+    harness.plan()
+    batch = harness.core._batch  # no event preempts a sequence that has room
+    assert batch is not None
+    running = next(iter(batch.running))
+    batch._preempt(running)
+    assert running.state is SequenceState.WAITING
+    assert harness.plan() is None
+    harness.take_result()
+    assert len(harness.streams[0].tokens) == 1
+    plan = harness.plan()
+    assert scheduled(plan) == [(0, 6)]
+    harness.run_to_end()
+    assert len(harness.streams[0].tokens) == 20

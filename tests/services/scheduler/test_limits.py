@@ -1,0 +1,58 @@
+"""The bounds of an epoch are the minimum of both sides."""
+
+import pytest
+
+from services.scheduler.limits import CoreConfig, Limits
+from shared.errors import ConfigError
+from tests.services.scheduler.builders import capacity
+
+
+def test_without_own_settings_the_worker_decides() -> None:
+    limits = Limits.of(CoreConfig(), capacity())
+    assert limits.max_num_seqs == 4
+    assert limits.max_num_batched_tokens == 32
+    assert limits.max_model_len == limits.max_sequence_len == 64
+
+
+def test_own_settings_only_make_bounds_tighter() -> None:
+    config = CoreConfig(max_num_seqs=2, max_num_batched_tokens=1000, max_model_len=48)
+    limits = Limits.of(config, capacity())
+    assert limits.max_num_seqs == 2
+    assert limits.max_num_batched_tokens == 32
+    assert limits.max_model_len == 48
+
+
+def test_half_of_the_rows_can_be_in_use() -> None:
+    assert Limits.of(CoreConfig(), capacity(num_rows=6)).max_num_seqs == 3
+
+
+def test_every_running_sequence_fits_into_one_step() -> None:
+    assert Limits.of(CoreConfig(), capacity(max_num_batched_tokens=3)).max_num_seqs == 3
+
+
+def test_a_sequence_alone_fits_the_pool() -> None:
+    limits = Limits.of(CoreConfig(), capacity(num_blocks=6))
+    assert limits.max_model_len == 64
+    assert limits.max_sequence_len == 20
+
+
+def test_blocks_are_rounded_up() -> None:
+    limits = Limits.of(CoreConfig(), capacity())
+    assert [limits.blocks_for(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", -1),
+        ("max_model_len", -1),
+        ("max_queued_requests", 0),
+        ("max_queued_tokens", 0),
+        ("max_plans_in_flight", 3),
+        ("max_timeout_s", 0.0),
+        ("policy", "priority"),
+    ],
+)
+def test_a_setting_outside_its_bounds_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        CoreConfig(**{name: value})
