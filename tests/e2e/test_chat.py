@@ -5,9 +5,10 @@ import asyncio
 import openai
 import pytest
 
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, replay
 
-QUESTION = "What is 12 + 7?"
+WORDS = "alpha beta gamma delta"
+QUESTION = f"Repeat: {WORDS}"
 GREEDY = {"temperature": 0.0, "max_tokens": 96}
 
 
@@ -25,12 +26,13 @@ def test_the_model_is_listed(nano: Mesh) -> None:
     assert nano.client().models.retrieve("glm-nano").id == "glm-nano"
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_chat_is_answered_with_its_reasoning_apart(nano: Mesh) -> None:
     answer = ask(nano)
     choice = answer.choices[0]
     assert choice.finish_reason == "stop"
-    assert choice.message.content == "19"
-    assert "2+7+0=9" in choice.message.reasoning_content  # type: ignore[attr-defined]  # extension
+    assert choice.message.content == WORDS
+    assert choice.message.reasoning_content == "Repeat the text."  # type: ignore[attr-defined]  # extension
     assert choice.message.reasoning == choice.message.reasoning_content  # type: ignore[attr-defined]  # extension
     assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
@@ -53,9 +55,9 @@ def test_a_stream_says_the_same_as_one_answer(nano: Mesh) -> None:
             content += choice.delta.content or ""
             reasoning += getattr(choice.delta, "reasoning_content", None) or ""
             finish = choice.finish_reason or finish
-    assert content == whole.choices[0].message.content
+    assert content == (whole.choices[0].message.content or "")
     assert reasoning == whole.choices[0].message.reasoning_content  # type: ignore[attr-defined]  # extension
-    assert finish == "stop"
+    assert finish == whole.choices[0].finish_reason
     assert usage == whole.usage
 
 
@@ -88,19 +90,25 @@ def test_logprobs_come_per_token_with_alternatives(nano: Mesh) -> None:
         assert (entry.token, entry.logprob) == (best.token, best.logprob)  # greedy
 
 
-def test_a_stop_string_ends_the_answer_before_it(nano: Mesh) -> None:
-    whole = ask(nano, "Repeat: alpha beta gamma delta").choices[0].message.content or ""
-    word = whole.split()[-1]
-    choice = ask(nano, "Repeat: alpha beta gamma delta", stop=[word]).choices[0]
+@pytest.mark.usefixtures("trained")
+def test_a_stop_string_ends_the_models_answer(nano: Mesh) -> None:
+    choice = ask(nano, stop=["gamma"]).choices[0]
     assert choice.finish_reason == "stop"
-    assert choice.message.content == whole[: whole.index(word)]
+    assert (choice.message.content or "").strip() == "alpha beta"
+
+
+@pytest.mark.parametrize("steps", [(1,), (3, 2), (1000,)])
+@pytest.mark.parametrize("is_included", [False, True])
+def test_a_stop_string_is_found_across_tokens_and_not_in_the_reasoning(
+    replayed: Mesh, steps: tuple[int, ...], is_included: bool
+) -> None:
+    body = replay(f"a gamma here</think>{WORDS} and more", steps)
     choice = ask(
-        nano,
-        "Repeat: alpha beta gamma delta",
-        stop=word,
-        extra_body={"include_stop_str_in_output": True},
+        replayed, stop=["gam"], extra_body={**body, "include_stop_str_in_output": is_included}
     ).choices[0]
-    assert choice.message.content == whole[: whole.index(word)] + word
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == ("alpha beta gam" if is_included else "alpha beta ")
+    assert choice.message.reasoning_content == "a gamma here"  # type: ignore[attr-defined]  # extension
 
 
 def test_one_seed_gives_one_text_whatever_else_runs(nano: Mesh) -> None:
@@ -141,6 +149,7 @@ def test_several_choices_differ_by_their_own_randomness(nano: Mesh) -> None:
     assert len(texts) > 1
 
 
+@pytest.mark.usefixtures("trained")
 async def test_32_requests_at_once_get_their_own_answers(nano: Mesh) -> None:
     async with openai.AsyncOpenAI(base_url=f"{nano.url}/v1", api_key="none", timeout=90) as client:
         answers = await asyncio.gather(
@@ -160,9 +169,28 @@ async def test_32_requests_at_once_get_their_own_answers(nano: Mesh) -> None:
     nano.until_idle()
 
 
-@pytest.mark.parametrize("reason", ["length"])
-def test_max_tokens_ends_with_length(nano: Mesh, reason: str) -> None:
+async def test_32_requests_at_once_do_not_mix(replayed: Mesh) -> None:
+    url = f"{replayed.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=60) as client:
+        answers = await asyncio.gather(
+            *(
+                client.chat.completions.create(
+                    model="glm-nano",
+                    messages=[{"role": "user", "content": "x"}],
+                    extra_body=replay(f"{n}</think>{f'number {n} ' * n}", (1 + n % 3,)),
+                )
+                for n in range(1, 33)
+            )
+        )
+    for n, answer in enumerate(answers, 1):
+        message = answer.choices[0].message
+        assert message.reasoning_content == str(n)  # type: ignore[attr-defined]  # extension
+        assert (message.content or "").split() == f"number {n} ".split() * n
+    replayed.until_idle()
+
+
+def test_max_tokens_ends_with_length(nano: Mesh) -> None:
     answer = ask(nano, max_tokens=3)
-    assert answer.choices[0].finish_reason == reason
+    assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 3
