@@ -82,7 +82,7 @@ def load_model(
     if num_skipped:
         _LOG.info("left %d tensors of the MTP layer unloaded: drafting is off", num_skipped)
     _fill({name: entries[name] for name in slots}, slots, progress)
-    return decoder.eval()
+    return decoder
 
 
 def _fill(

@@ -8,26 +8,25 @@ take the same path.
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.worker.kv_cache import LayerCache
 from services.worker.model.config import ModelConfig
 from services.worker.model.indexer import Indexer
 from services.worker.model.linear import Linear
 from services.worker.model.norm import RMSNorm
-from services.worker.model.slots import WeightSlot, parameter_slots, stacked_slots, transposed_slot
+from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots, transposed_slot
 from services.worker.model.step import StepInputs
 
 _BY_HEAD = [1, 0, 2]
 
 
-class SparseLatentAttention(nn.Module):
+class SparseLatentAttention:
     """Multi-head latent attention with an own or a shared selection of positions."""
 
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         self.config = config
         heads, latent = config.num_attention_heads, config.kv_lora_rank
         # q_a_proj beside kv_a_proj_with_mqa: both read the hidden state.
@@ -41,13 +40,15 @@ class SparseLatentAttention(nn.Module):
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, dtype, device)
         self.kv_a_layernorm = RMSNorm(latent, eps, dtype, device)
         self.q_b_proj = Linear(config.q_lora_rank, heads * config.qk_head_dim, dtype, device)
-        self.W_UK_T = _matrix((heads, config.qk_nope_head_dim, latent), dtype, device)
-        self.W_UV = _matrix((heads, latent, config.v_head_dim), dtype, device)
+        self.W_UK_T = torch.empty(
+            (heads, config.qk_nope_head_dim, latent), dtype=dtype, device=device
+        )
+        self.W_UV = torch.empty((heads, latent, config.v_head_dim), dtype=dtype, device=device)
         self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size, dtype, device)
         has_indexer = config.has_indexer(layer)
         self.indexer = Indexer(config, dtype, device) if has_indexer else None
 
-    def forward(
+    def __call__(
         self, x: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Attend.
@@ -112,8 +113,7 @@ class SparseLatentAttention(nn.Module):
         values = torch.ops.npu.npu_transpose_batchmatmul(
             attended, self.W_UV, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
         )
-        output: Tensor = self.o_proj(values.flatten(1))
-        return output
+        return self.o_proj(values.flatten(1))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
@@ -122,11 +122,11 @@ class SparseLatentAttention(nn.Module):
             "q_a_proj": config.q_lora_rank,
             "kv_a_proj_with_mqa": config.kv_lora_rank + config.qk_rope_head_dim,
         }
-        yield from stacked_slots(prefix, parts, self.fused_qkv_a_proj.weight.data)
-        yield from parameter_slots(f"{prefix}q_a_layernorm.", self.q_a_layernorm)
-        yield from parameter_slots(f"{prefix}kv_a_layernorm.", self.kv_a_layernorm)
-        yield transposed_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight.data)
-        yield transposed_slot(f"{prefix}o_proj.weight", self.o_proj.weight.data)
+        yield from stacked_slots(prefix, parts, self.fused_qkv_a_proj.weight)
+        yield plain_slot(f"{prefix}q_a_layernorm.weight", self.q_a_layernorm.weight)
+        yield plain_slot(f"{prefix}kv_a_layernorm.weight", self.kv_a_layernorm.weight)
+        yield transposed_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight)
+        yield transposed_slot(f"{prefix}o_proj.weight", self.o_proj.weight)
         head_rows = config.qk_nope_head_dim + config.v_head_dim
         yield WeightSlot(
             name=f"{prefix}kv_b_proj.weight",
@@ -141,9 +141,5 @@ class SparseLatentAttention(nn.Module):
         config = self.config
         by_head = source.view(config.num_attention_heads, -1, config.kv_lora_rank)
         keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
-        self.W_UK_T.data.copy_(keys)
-        self.W_UV.data.copy_(values.transpose(1, 2))
-
-
-def _matrix(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        self.W_UK_T.copy_(keys)
+        self.W_UV.copy_(values.transpose(1, 2))

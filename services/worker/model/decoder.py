@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kv_cache import KVCaches
@@ -13,38 +13,34 @@ from services.worker.model.linear import Linear
 from services.worker.model.metadata import StepMetadata
 from services.worker.model.norm import RMSNorm
 from services.worker.model.rope import RotaryTables
-from services.worker.model.slots import WeightSlot, parameter_slots, plain_slot, transposed_slot
+from services.worker.model.slots import WeightSlot, plain_slot, transposed_slot
 from services.worker.model.step import StepInputs
 
 
-class Embedding(nn.Module):
+class Embedding:
     """One row per token."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(
-            torch.empty((vocab_size, hidden_size), dtype=dtype, device=device), requires_grad=False
-        )
+        self.weight = torch.empty((vocab_size, hidden_size), dtype=dtype, device=device)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, E]."""
         return functional.embedding(token_ids, self.weight)
 
 
-class Decoder(nn.Module):
+class Decoder:
     """GLM-5.2 for one rank. One thread calls it; it owns weights, never caches."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
         self.config = config
         self.dtype = dtype
         self.device = device
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        self.layers = nn.ModuleList(
+        self.layers = [
             DecoderLayer(config, layer, dtype, device) for layer in range(config.num_hidden_layers)
-        )
+        ]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, device)
         self.rotary = RotaryTables(
@@ -87,17 +83,15 @@ class Decoder(nn.Module):
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states -> [S, V] float32 logits."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits.float()
+        return self.lm_head(hidden).float()
 
     def slots(self) -> Iterator[WeightSlot]:
         """Every checkpoint tensor this decoder takes."""
-        embeddings = plain_slot("model.embed_tokens.weight", self.embed_tokens.weight.data)
-        head = transposed_slot("lm_head.weight", self.lm_head.weight.data)
+        embeddings = plain_slot("model.embed_tokens.weight", self.embed_tokens.weight)
+        head = transposed_slot("lm_head.weight", self.lm_head.weight)
         yield embeddings.also(head) if self.config.tie_word_embeddings else embeddings
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
             yield from layer.slots(f"model.layers.{index}.")
-        yield from parameter_slots("model.norm.", self.norm)
+        yield plain_slot("model.norm.weight", self.norm.weight)
         if not self.config.tie_word_embeddings:
             yield head

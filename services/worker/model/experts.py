@@ -3,28 +3,23 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.linear import GatedMLP
 from services.worker.model.slots import WeightSlot, plain_slot, transposed_slot
 
 
-class Router(nn.Module):
+class Router:
     """Chooses experts per token; float32 throughout, whatever the model's type."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        super().__init__()
         self.config = config
         shape = (config.hidden_size, config.n_routed_experts)
-        self.weight = nn.Parameter(
-            torch.empty(shape, dtype=torch.float32, device=device), requires_grad=False
-        )
-        self.e_score_correction_bias = nn.Parameter(
-            torch.empty(shape[1:], dtype=torch.float32, device=device), requires_grad=False
-        )
+        self.weight = torch.empty(shape, dtype=torch.float32, device=device)
+        self.e_score_correction_bias = torch.empty(shape[1:], dtype=torch.float32, device=device)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, E] -> weights [T, k] float32 and experts [T, k] int32."""
         config = self.config
         weights, experts, _ = torch.ops.npu.npu_moe_gating_top_k(
@@ -42,21 +37,20 @@ class Router(nn.Module):
         return weights, experts
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts:
     """``sum_j weight_j * expert_j(x) + shared(x)``."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
         self.config = config
         experts, hidden = config.n_routed_experts, config.hidden_size
         width = config.moe_intermediate_size
         self.gate = Router(config, device)
         # Input side first: the layout of the grouped product. Gate columns come before up's.
-        self.w13 = _stack((experts, hidden, 2 * width), dtype, device)
-        self.w2 = _stack((experts, width, hidden), dtype, device)
+        self.w13 = torch.empty((experts, hidden, 2 * width), dtype=dtype, device=device)
+        self.w2 = torch.empty((experts, width, hidden), dtype=dtype, device=device)
         self.shared_experts = GatedMLP(hidden, width * config.n_shared_experts, dtype, device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
         weights, experts = self.gate(x)
         rows, order, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(
@@ -73,20 +67,17 @@ class MixtureOfExperts(nn.Module):
         routed = torch.ops.npu.npu_moe_token_unpermute(
             _grouped(hidden, self.w2, counts), order, weights.to(x.dtype)
         )
-        shared: Tensor = self.shared_experts(x)
-        return shared.add_(routed)
+        return self.shared_experts(x).add_(routed)
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
         gate = self.gate
-        yield transposed_slot(f"{prefix}gate.weight", gate.weight.data)
-        yield plain_slot(
-            f"{prefix}gate.e_score_correction_bias", gate.e_score_correction_bias.data
-        )
+        yield transposed_slot(f"{prefix}gate.weight", gate.weight)
+        yield plain_slot(f"{prefix}gate.e_score_correction_bias", gate.e_score_correction_bias)
         width = self.config.moe_intermediate_size
         for expert in range(self.config.n_routed_experts):
             name = f"{prefix}experts.{expert}."
-            w13, w2 = self.w13.data[expert], self.w2.data[expert]
+            w13, w2 = self.w13[expert], self.w2[expert]
             yield transposed_slot(f"{name}gate_proj.weight", w13[:, :width])
             yield transposed_slot(f"{name}up_proj.weight", w13[:, width:])
             yield transposed_slot(f"{name}down_proj.weight", w2)
@@ -99,7 +90,3 @@ def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         [rows], [weight], group_list=counts, split_item=2, group_type=0, group_list_type=1
     )[0]
     return product
-
-
-def _stack(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -8,37 +8,33 @@ token may score them.
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.linear import Linear
-from services.worker.model.slots import WeightSlot, parameter_slots, stacked_slots, transposed_slot
+from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots, transposed_slot
 from services.worker.model.step import StepInputs
 
 _KEY_NORM_EPSILON = 1e-6  # fixed in transformers, vLLM and the release; no config key
 
 
-class KeyNorm(nn.Module):
+class KeyNorm:
     """LayerNorm with bias over one key."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(
-            torch.empty(size, dtype=dtype, device=device), requires_grad=False
-        )
-        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
+        self.weight = torch.empty(size, dtype=dtype, device=device)
+        self.bias = torch.empty(size, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Normalise `x` [T, Di]."""
         return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, _KEY_NORM_EPSILON)
 
 
-class Indexer(nn.Module):
+class Indexer:
     """Scores cached keys for each token and selects the best K."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
         self.num_heads = config.index_n_heads
         self.head_dim = config.index_head_dim
         self.rope_dim = config.qk_rope_head_dim
@@ -51,7 +47,7 @@ class Indexer(nn.Module):
         )
         self.k_norm = KeyNorm(self.head_dim, dtype, device)
 
-    def forward(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: Tensor) -> Tensor:
         """Cache the step's keys, then select.
 
         Args:
@@ -92,7 +88,8 @@ class Indexer(nn.Module):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
-        yield transposed_slot(f"{prefix}wq_b.weight", self.wq_b.weight.data)
+        yield transposed_slot(f"{prefix}wq_b.weight", self.wq_b.weight)
         parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
-        yield from stacked_slots(prefix, parts, self.wk_weights_proj.weight.data)
-        yield from parameter_slots(f"{prefix}k_norm.", self.k_norm)
+        yield from stacked_slots(prefix, parts, self.wk_weights_proj.weight)
+        yield plain_slot(f"{prefix}k_norm.weight", self.k_norm.weight)
+        yield plain_slot(f"{prefix}k_norm.bias", self.k_norm.bias)

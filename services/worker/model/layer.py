@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.worker.kv_cache import LayerCache
 from services.worker.model.backends import attention_backend
@@ -11,17 +11,16 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.experts import MixtureOfExperts
 from services.worker.model.linear import GatedMLP
 from services.worker.model.norm import RMSNorm
-from services.worker.model.slots import WeightSlot, parameter_slots
+from services.worker.model.slots import WeightSlot, plain_slot
 from services.worker.model.step import StepInputs
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer:
     """Pre-norm layer; the sum of block output and residual is taken inside the next norm."""
 
     def __init__(
         self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(hidden, eps, dtype, device)
         self.self_attn = attention_backend(config)(config, layer, dtype, device)
@@ -32,7 +31,7 @@ class DecoderLayer(nn.Module):
             else GatedMLP(hidden, config.intermediate_size, dtype, device)
         )
 
-    def forward(
+    def __call__(
         self, x: Tensor, residual: Tensor | None, step: StepInputs, cache: LayerCache, topk: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the layer.
@@ -57,9 +56,9 @@ class DecoderLayer(nn.Module):
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this layer."""
-        yield from parameter_slots(f"{prefix}input_layernorm.", self.input_layernorm)
+        yield plain_slot(f"{prefix}input_layernorm.weight", self.input_layernorm.weight)
         yield from self.self_attn.slots(f"{prefix}self_attn.")
-        yield from parameter_slots(
-            f"{prefix}post_attention_layernorm.", self.post_attention_layernorm
+        yield plain_slot(
+            f"{prefix}post_attention_layernorm.weight", self.post_attention_layernorm.weight
         )
         yield from self.mlp.slots(f"{prefix}mlp.")

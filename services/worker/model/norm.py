@@ -1,20 +1,17 @@
 """RMS norms of the decoder."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
-class RMSNorm(nn.Module):
+class RMSNorm:
     """``x / sqrt(mean(x^2) + epsilon) * weight`` over the last dimension."""
 
     def __init__(self, size: int, epsilon: float, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(
-            torch.empty(size, dtype=dtype, device=device), requires_grad=False
-        )
+        self.weight = torch.empty(size, dtype=dtype, device=device)
         self.epsilon = epsilon
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Normalise `x`."""
         normed: Tensor = torch.ops.npu.npu_rms_norm(x, self.weight, self.epsilon)[0]
         return normed

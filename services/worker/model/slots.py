@@ -7,7 +7,7 @@ several tensors, or keep a tensor in another layout than the file.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,3 @@ def stacked_slots(prefix: str, parts: dict[str, int], weight: Tensor) -> Iterato
     for name, columns in parts.items():
         yield transposed_slot(f"{prefix}{name}.weight", weight[:, first : first + columns])
         first += columns
-
-
-def parameter_slots(prefix: str, module: nn.Module) -> Iterator[WeightSlot]:
-    """One slot per own parameter of `module`, named as the attribute."""
-    for name, parameter in module.named_parameters(recurse=False):
-        yield plain_slot(f"{prefix}{name}", parameter.data)

@@ -82,8 +82,7 @@ def sparse_flash_attention(
         # A row without a position is all -inf: softmax gives NaN there, and zeros are due.
         weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
         output[rows] = torch.einsum("ths,sc->thc", weights, latent).to(query.dtype)
-    empty = torch.empty(0, dtype=torch.float32)
-    return output, empty, empty.clone()
+    return output, torch.empty(0), torch.empty(0)
 
 
 def _chosen(indices: Tensor, limits: Tensor, num_keys: int) -> Tensor:
@@ -126,8 +125,7 @@ def _native_attention(
         int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices,
         actual_seq_lengths_query, actual_seq_lengths_kv, block_table, output,
     )  # fmt: skip
-    empty = torch.empty(0, dtype=torch.float32)
-    return output, empty, empty.clone()
+    return output, torch.empty(0), torch.empty(0)
 
 
 def transpose_batchmatmul(

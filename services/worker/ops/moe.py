@@ -62,7 +62,7 @@ def gating_top_k(
     experts = torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, experts)
     weights = weights / (weights.sum(-1, keepdim=True) + eps) * routed_scaling_factor
-    return weights.to(x.dtype), experts.to(torch.int32), x.new_empty(x.shape)
+    return weights.to(x.dtype), experts.to(torch.int32), torch.empty(x.shape, dtype=torch.float32)
 
 
 def _mask_groups(choice: Tensor, k_group: int, group_count: int) -> Tensor:
@@ -98,7 +98,7 @@ def _native_gating(
         "gating_top_k", x.dtype, tokens, num_experts, k, k_group, group_count,
         routed_scaling_factor, eps, x, shifts, weights, experts,
     )  # fmt: skip
-    return weights, experts, x.new_empty(x.shape)
+    return weights, experts, torch.empty(x.shape, dtype=torch.float32)
 
 
 def _check_gating(
@@ -162,7 +162,7 @@ def init_routing(
     destinations.masked_fill_(~is_local, -1)
     counts = torch.bincount(flat[is_local] - first, minlength=last - first)
     rows = x[order // expert_idx.shape[1]]
-    return rows, destinations.to(torch.int32), counts, torch.empty(0, dtype=torch.float32)
+    return rows, destinations.to(torch.int32), counts, torch.empty(0)
 
 
 def _native_init_routing(
@@ -191,7 +191,7 @@ def _native_init_routing(
         "init_routing", x.dtype, tokens, k, x.shape[1], first, last,
         x, expert_idx, rows, destinations, counts,
     )  # fmt: skip
-    return rows, destinations, counts, torch.empty(0, dtype=torch.float32)
+    return rows, destinations, counts, torch.empty(0)
 
 
 def _check_routing(

@@ -146,21 +146,26 @@ def test_selected_positions_equal_the_oracle(
     ours: dict[int, torch.Tensor] = {}
     oracle: dict[int, torch.Tensor] = {}
 
-    def keep(store: dict[int, torch.Tensor], layer: int) -> Callable[..., None]:
+    def recorded(indexer: Any, layer: int) -> Callable[..., torch.Tensor]:
+        def call(*arguments: Any) -> torch.Tensor:
+            ours[layer] = indexer(*arguments)[:, 0]
+            return ours[layer][:, None]
+
+        return call
+
+    def keep(layer: int) -> Callable[..., None]:
         def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-            store[layer] = output.reshape(len(tokens), -1)
+            oracle[layer] = output[0]
 
         return hook
 
     for layer in range(4):
-        own, other = (
-            model.layers[layer].self_attn.indexer
-            for model in (driver.decoder, checkpoint.model.model)
-        )
-        assert (own is None) == (other is None)
-        if own is not None:
-            own.register_forward_hook(keep(ours, layer))
-            other.register_forward_hook(keep(oracle, layer))
+        own = driver.decoder.layers[layer].self_attn
+        other = checkpoint.model.model.layers[layer].self_attn.indexer
+        assert (own.indexer is None) == (other is None)
+        if other is not None:
+            own.indexer = recorded(own.indexer, layer)
+            other.register_forward_hook(keep(layer))
     driver.run(tokens, [])
     oracle_logits(checkpoint, tokens)
     assert ours.keys() == oracle.keys() != set()
