@@ -8,7 +8,7 @@ A key that stands twice counts with its last value, as in most JSON readers.
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,12 +31,27 @@ class Body:
     num_bytes: int
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int, timeout_s: float) -> Body:
-    """The body as an object."""
+async def read_body(
+    scope: Scope,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    hold: Callable[[int], None] = lambda _: None,
+) -> Body:
+    """The body as an object.
+
+    Args:
+        scope: The request.
+        receive: Where its bytes come from.
+        max_bytes: More is a 413.
+        timeout_s: Later is a 408.
+        hold: Told of bytes before they are kept; raises when there is no room for them.
+    """
     _check_content_type(scope)
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(scope, receive, max_bytes)
+            data = await _read(scope, receive, max_bytes, hold)
     except TimeoutError:
         raise ApiError(
             408, f"The request body did not arrive within {timeout_s:g} s.", code="request_timeout"
@@ -69,7 +84,9 @@ def _check_content_type(scope: Scope) -> None:
         )
 
 
-async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
+async def _read(
+    scope: Scope, receive: Receive, max_bytes: int, hold: Callable[[int], None]
+) -> bytearray:
     declared = _declared_length(scope)
     if declared > DRAIN_FACTOR * max_bytes:
         raise _too_large(max_bytes)
@@ -81,6 +98,7 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size <= max_bytes:
+            hold(len(chunk))
             data += chunk
         elif size > DRAIN_FACTOR * max_bytes:
             raise _too_large(max_bytes)
@@ -116,7 +134,8 @@ def _explain(data: bytes, error: msgspec.DecodeError) -> ApiError:
     except (ValueError, RecursionError):
         return invalid(f"The request body is not valid JSON: {error}.", None, "invalid_json")
     for path, fault in _faults(value):
-        return invalid(f"Invalid '{path}': {fault}.", path or None)
+        name = f"'{path}'" if path else "the request body"
+        return invalid(f"Invalid {name}: {fault}.", path or None)
     return invalid(f"The request body is not valid JSON: {error}.", None, "invalid_json")
 
 

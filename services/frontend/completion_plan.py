@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.frontend.bodies import Body
-from services.frontend.errors import context_exceeded, invalid, unsupported
+from services.frontend.errors import context_exceeded, invalid
 from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.planning import (
@@ -32,7 +32,12 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     given = prompts_of(request)
     unknown += check_common(gateway, request, num_prompts=len(given))
     if request.echo and request.logprobs is not None:
-        raise unsupported("echo", "log-probabilities of the prompt are not computed")
+        raise invalid(
+            "'echo' is not supported together with 'logprobs': log-probabilities of the prompt are "
+            "not computed.",
+            "echo",
+            "unsupported_value",
+        )
     prompts = await _encode(gateway, given, visit)
     sampling = _sampling(gateway, request, prompts)
     script = await replay_script(gateway, request.replay, visit.traceparent)

@@ -81,7 +81,7 @@ def invalid(message: str, param: str | None, code: str = "invalid_value") -> Api
 def unsupported(param: str, why: str) -> ApiError:
     """A 400 for an option of the API that this version does not serve."""
     return ApiError(
-        400, f"'{param}' is not supported: {why}", param=param, code="unsupported_value"
+        400, f"'{param}' is not supported: {why}.", param=param, code="unsupported_value"
     )
 
 
@@ -94,13 +94,12 @@ def context_exceeded(
     is_lower_bound: bool = False,
 ) -> ApiError:
     """A 400 for a prompt, or prompt plus asked output, that does not fit; has both numbers."""
-    asked = f"{num_prompt} in the prompt"
-    total: int | str = num_prompt
-    if max_tokens is not None:
-        asked += f", {max_tokens} for the output"
-        total = num_prompt + max_tokens
-    if is_lower_bound:
+    # Without a bound of the output at least one token has to fit.
+    output = "at least 1" if max_tokens is None else str(max_tokens)
+    total = str(num_prompt + (max_tokens or 1))
+    if is_lower_bound or max_tokens is None:
         total = f"at least {total}"
+    asked = f"{num_prompt} in the prompt, {output} for the output"
     return ApiError(
         400,
         f"This model's maximum context length is {limit} tokens, but {total} tokens were requested "

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any, Final
@@ -94,6 +95,14 @@ class HttpServer:
             await self._task
             self._task = None
         self._listener.close()
+
+
+def raise_file_limit() -> None:
+    """Allow as many open sockets as the system lets this process have; usual soft limits are low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

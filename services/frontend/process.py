@@ -12,7 +12,7 @@ from services.frontend.admission import Admission
 from services.frontend.app import create_app
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.gateway import Gateway
-from services.frontend.http_server import HttpServer, bind
+from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
 from services.frontend.sampling import sampling_defaults
@@ -54,7 +54,11 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
             max_waiting=settings.max_waiting_renders,
         ),
         client=client,
-        admission=Admission(settings.max_concurrent_requests),
+        admission=Admission(
+            settings.max_concurrent_requests,
+            # One body of the allowed size always fits.
+            max(settings.max_held_body_bytes, settings.max_body_bytes),
+        ),
         metrics=GatewayMetrics(settings.model_names[0], lambda: client.load),
         keeper=StreamKeeper(
             keep_alive_s=settings.sse_keep_alive_interval,
@@ -87,6 +91,7 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
 async def run(settings: FrontendSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     gateway = build_gateway(settings)
+    raise_file_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

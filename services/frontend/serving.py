@@ -14,6 +14,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.admission import Place
 from services.frontend.bodies import Body, read_body
 from services.frontend.exchange import Exchange
 from services.frontend.fields import unknown_header
@@ -41,24 +42,10 @@ Planner = Callable[[Gateway, Body, Visit], Awaitable[Plan]]
 async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Response:
     """One request from its headers to its answer."""
     visit = visit_of(request.scope)
-    visit.cleanup.callback(gateway.admission.enter())
-    body = await read_body(
-        request.scope,
-        request.receive,
-        max_bytes=gateway.settings.max_body_bytes,
-        timeout_s=gateway.settings.body_timeout_s,
-    )
-    visit.watch(request.receive)
-    try:
-        plan = await plan_request(gateway, body, visit)
-        exchange = gateway.client.submit(plan.submission)
-    except RequestError as error:
-        gateway.metrics.count_failure(error.reason.name.lower())
-        raise
+    exchange, headers, is_stream = await _submit(gateway, request, plan_request, visit)
     visit.cleanup.callback(_settle, gateway, exchange, visit)
     await _wait_for_verdict(exchange, gateway.settings.verdict_timeout_s)
-    headers = unknown_header(plan.unknown_fields)
-    if plan.submission.output.is_stream:
+    if is_stream:
         return StreamAnswer(
             exchange,
             client=gateway.client,
@@ -70,6 +57,36 @@ async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Re
     return Response(
         await _whole_answer(exchange, limit_s), headers=headers, media_type="application/json"
     )
+
+
+async def admit(gateway: Gateway, request: Request, visit: Visit) -> tuple[Place, Body]:
+    """Take a place and read the body; from then on a hang-up cancels the request."""
+    place = gateway.admission.enter()
+    visit.cleanup.callback(place.leave)
+    body = await read_body(
+        request.scope,
+        request.receive,
+        max_bytes=gateway.settings.max_body_bytes,
+        timeout_s=gateway.settings.body_timeout_s,
+        hold=place.hold,
+    )
+    visit.watch(request.receive)
+    return place, body
+
+
+async def _submit(
+    gateway: Gateway, request: Request, plan_request: Planner, visit: Visit
+) -> tuple[Exchange, dict[str, str], bool]:
+    """Hand the request on; its body and prompt live no longer than this call."""
+    try:
+        place, body = await admit(gateway, request, visit)
+        plan = await plan_request(gateway, body, visit)
+        exchange = gateway.client.submit(plan.submission)
+        place.release_body()
+    except RequestError as error:
+        gateway.metrics.count_failure(error.reason.name.lower())
+        raise
+    return exchange, unknown_header(plan.unknown_fields), plan.submission.output.is_stream
 
 
 async def _wait_for_verdict(exchange: Exchange, timeout_s: float) -> None:

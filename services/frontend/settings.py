@@ -47,6 +47,9 @@ class FrontendSettings(ServiceSettings):
     max_body_bytes: int = Field(
         default=16 << 20, ge=1024, description="Largest request body; more is answered 413."
     )
+    max_held_body_bytes: int = Field(
+        default=256 << 20, ge=1024, description="Bodies in memory at once; more are answered 429."
+    )
     body_timeout_s: float = Field(default=60.0, gt=0, description="For a body to arrive.")
     verdict_timeout_s: float = Field(
         default=10.0, gt=0, description="For the mesh to take or refuse a request."

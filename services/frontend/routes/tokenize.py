@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request
 
-from services.frontend.bodies import Body, read_body
+from services.frontend.bodies import Body
 from services.frontend.chat_plan import conversation_of
 from services.frontend.conversation import tool_choice_of
 from services.frontend.documentation import body_docs, error_docs
@@ -11,6 +11,7 @@ from services.frontend.gateway import Gateway
 from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from services.frontend.serving import admit
 from services.frontend.validation import parse
 from services.frontend.visit import visit_of
 
@@ -63,15 +64,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 async def _read(gateway: Gateway, request: Request) -> Body:
-    visit = visit_of(request.scope)
-    visit.cleanup.callback(gateway.admission.enter())
-    body = await read_body(
-        request.scope,
-        request.receive,
-        max_bytes=gateway.settings.max_body_bytes,
-        timeout_s=gateway.settings.body_timeout_s,
-    )
-    visit.watch(request.receive)
+    _, body = await admit(gateway, request, visit_of(request.scope))
     return body
 
 

@@ -112,6 +112,35 @@ async def test_a_body_over_the_limit_is_a_413_that_the_client_can_read(mesh: Mes
     assert (await mesh.chat()).status_code == 200
 
 
+class TestLittleRoom:
+    """A gateway with room for one large body at a time."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"max_body_bytes": 1 << 20, "max_held_body_bytes": 1 << 20}
+
+    async def test_large_bodies_at_once_do_not_add_up_in_memory(self, mesh: Mesh) -> None:
+        async def half_a_body() -> asyncio.StreamWriter:
+            _, writer = await asyncio.open_connection("127.0.0.1", mesh.port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: 900000\r\n\r\n" + b" " * 800_000
+            )
+            return writer
+
+        writer = await half_a_body()
+        async with asyncio.timeout(5):
+            while mesh.gateway.admission.num_held_bytes < 800_000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        response = await mesh.complete(prompt="x" * 500_000)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert (await mesh.complete()).status_code == 200
+        writer.close()
+        async with asyncio.timeout(5):
+            while mesh.gateway.admission.num_held_bytes:  # noqa: ASYNC110  # told by no event
+                await asyncio.sleep(0.01)
+
+
 async def test_a_body_declared_far_too_large_is_not_read() -> None:
     scope = {"headers": [(b"content-type", b"application/json"), (b"content-length", b"9" * 12)]}
     with pytest.raises(ApiError) as caught:

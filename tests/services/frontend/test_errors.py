@@ -41,7 +41,7 @@ def test_the_envelope_has_exactly_four_fields() -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "is_bound", "words"),
-    [(None, False, "30 tokens"), (12, False, "42 tokens"), (None, True, "at least 30 tokens")],
+    [(None, False, "at least 31 tokens"), (12, False, " 42 tokens"), (None, True, "at least 31")],
 )
 def test_a_context_error_has_both_numbers(
     max_tokens: int | None, is_bound: bool, words: str

@@ -1,13 +1,14 @@
 """Sockets and bytes below the application."""
 
 import asyncio
+import resource
 import socket
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http_server import ABORT_EXTENSION, HttpServer, bind
+from services.frontend.http_server import ABORT_EXTENSION, HttpServer, bind, raise_file_limit
 from shared.errors import ConfigError
 
 
@@ -48,6 +49,14 @@ async def test_a_connection_can_be_dropped_at_once() -> None:
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert not answer.endswith(b"0\r\n\r\n")
     await server.stop()
+
+
+def test_the_process_may_open_as_many_sockets_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    raise_file_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_port_in_use_is_a_config_error_that_names_it() -> None:

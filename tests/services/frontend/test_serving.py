@@ -62,6 +62,15 @@ async def test_a_failure_of_a_whole_answer_is_an_http_status(mesh: Mesh) -> None
     assert response.headers["retry-after"]
 
 
+async def test_a_body_is_let_go_once_its_request_is_handed_on(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(silent_after=0)
+    asking = asyncio.create_task(mesh.chat())
+    await mesh.fake.wait_until(lambda: mesh.fake.submits)
+    assert mesh.gateway.admission.num_running == 1
+    assert mesh.gateway.admission.num_held_bytes == 0
+    asking.cancel()
+
+
 async def test_a_detokenizer_that_dies_ends_streams_within_two_seconds(mesh: Mesh) -> None:
     mesh.fake.behaviour = Behaviour(silent_after=2)
     async with mesh.http.stream("POST", "/v1/chat/completions", json=_chat(stream=True)) as answer:
