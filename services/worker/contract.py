@@ -47,9 +47,7 @@ def begin_step(
     _check_columns(plan, table.capacity)
     for new in plan.new_sequences:
         admit(new)
-    for row in plan.freed_rows:
-        if not 0 <= row < table.capacity.num_rows or table.state[row] == FREE:
-            raise ContractError(f"freed row {row} is not in use")
+    _check_freed(plan, table)
     states = table.state[plan.rows]
     _require_all(states != FREE, plan.rows, "was never described")
     _append_blocks(plan, table)
@@ -94,6 +92,14 @@ def _check_columns(plan: StepPlan, limits: Capacity) -> None:
         low, high = int(plan.new_blocks.min()), int(plan.new_blocks.max())
         if low == 0 or high >= limits.num_blocks:
             raise ContractError(f"block ids {low}..{high} leave 1..{limits.num_blocks - 1}")
+
+
+def _check_freed(plan: StepPlan, table: RowTable) -> None:
+    if len(set(plan.freed_rows)) != len(plan.freed_rows):
+        raise ContractError("a row is freed twice")
+    for row in plan.freed_rows:
+        if row >= table.capacity.num_rows or table.state[row] == FREE:
+            raise ContractError(f"freed row {row} is not in use")
 
 
 def _append_blocks(plan: StepPlan, table: RowTable) -> None:

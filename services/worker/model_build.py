@@ -5,6 +5,8 @@ work makes every later step two to four times slower.
 """
 
 import gc
+import importlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from services.worker.ops import native
 from services.worker.plan import Capacity
 from services.worker.settings import WorkerSettings
 from services.worker.weights import LoadProgress, load_model
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
 
 _log = get_logger(__name__)
@@ -43,9 +45,11 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         CheckpointError: The checkpoint cannot be used, or its first step gives no numbers.
     """
     started = time.monotonic()
+    # At its end torch tells statistics of caches nobody asked about.
+    logging.getLogger("torch").setLevel(logging.WARNING)
     # Before any other torch work, so that one pool of threads exists in the process.
     torch.set_num_threads(settings.num_threads or _default_num_threads())
-    device = torch.device(settings.device)
+    device = _open_device(settings.device)
     config = ModelConfig.from_dir(path)
     dtype = _DTYPES[config.dtype if settings.dtype == "auto" else settings.dtype]
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
@@ -90,6 +94,16 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         },
     )
     return executor
+
+
+def _open_device(name: str) -> torch.device:
+    """The device; an NPU's operators come with its library, which is imported here alone."""
+    if name == "npu":
+        try:
+            importlib.import_module("torch_npu")
+        except ImportError as error:
+            raise ConfigError(f"--device npu: torch_npu cannot be imported: {error}") from error
+    return torch.device(name)
 
 
 def _row_multiple(dtype: torch.dtype, device: torch.device) -> int:

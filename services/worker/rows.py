@@ -19,6 +19,8 @@ FREE, RUNNING, ENDED = 0, 1, 2
 # No sequence has a negative token, so padding of end_ids never matches.
 _NO_TOKEN = -1
 _INITIAL_END_IDS = 8
+# The column of ending ids is as wide as the longest list of any row.
+_MAX_END_IDS = 1024
 
 
 class RowTable:
@@ -111,6 +113,8 @@ class RowTable:
             ids = getattr(new, name)
             if len(ids) and int(ids.max()) >= self.capacity.vocab_size:
                 raise _refused(name, f"id {ids.max()} is not below {self.capacity.vocab_size}")
+        if len(ending_ids(new.sampling)) > _MAX_END_IDS:
+            raise _refused("stop_token_ids", f"more than {_MAX_END_IDS} ids end the sequence")
         if num_output >= new.sampling.max_tokens:
             raise _refused("max_tokens", "the sequence has max_tokens outputs already")
         if new.num_computed_tokens >= num_prompt + num_output:

@@ -66,6 +66,11 @@ class Runner:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def stalled_s(self, now: float) -> float:
         """How long the present order has been running, by `time.monotonic`; 0 when idle."""
         since = self._busy_since

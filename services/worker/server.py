@@ -64,6 +64,8 @@ class _Session:
 
     def answer(self, result: StepResult) -> None:
         """Take a result from the runner's thread."""
+        if self.loop.is_closed():
+            return  # the process is ending, and the stream has ended before it
         self.loop.call_soon_threadsafe(self.results.put_nowait, result)
 
 

@@ -91,9 +91,11 @@ class WorkerService:
         if ready.exception() is not None:
             stop.set()
             return
-        while True:
+        while self._runner.is_alive:
             self._show(self._reason_not_to_serve())
             await asyncio.sleep(_WATCH_S)
+        # Nothing can run a step any more: end, so that whoever started the process sees it.
+        raise RuntimeError("the runner's thread died")
 
     def _reason_not_to_serve(self) -> str:
         if self._servicer.is_draining:

@@ -84,6 +84,17 @@ def test_freeing_a_row_that_is_not_in_use_breaks_the_contract(table: RowTable, r
         begin(table, make_plan(1, {}, freed=[row]))
 
 
+def test_freeing_a_row_twice_breaks_the_contract(table: RowTable) -> None:
+    with pytest.raises(ContractError, match="freed twice"):
+        begin(table, make_plan(1, {}, freed=[1, 1]))
+
+
+def test_two_new_sequences_for_one_row_break_the_contract(table: RowTable) -> None:
+    twice = [make_sequence(3, [7]), make_sequence(3, [8])]
+    with pytest.raises(ContractError, match="row 3 of a new sequence is in use"):
+        begin(table, make_plan(1, {}, new=twice))
+
+
 def test_a_row_may_be_described_named_and_freed_in_one_plan(table: RowTable) -> None:
     new = make_sequence(3, [7, 8])
     plan = make_plan(1, {3: Entry(scheduled=2, blocks=(9,))}, new=[new], freed=[3])

@@ -160,6 +160,11 @@ def test_weights_whose_logits_overflow_do_not_get_past_the_self_check(
         build(tmp_path, num_kv_blocks=16)
 
 
+def test_an_npu_without_its_library_is_a_clear_error(oracle: Any) -> None:
+    with pytest.raises(ConfigError, match="--device npu: torch_npu cannot be imported"):
+        build(oracle.path, device="npu")
+
+
 def test_a_missing_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         build(tmp_path / "nowhere")

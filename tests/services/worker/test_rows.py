@@ -35,6 +35,7 @@ def test_a_row_in_use_or_out_of_range_breaks_the_contract(table: RowTable) -> No
         ({"prompt": [1], "outputs": [100]}, "output_token_ids"),
         ({"prompt": [1], "outputs": [2, 3], "max_tokens": 2}, "max_tokens"),
         ({"prompt": [1], "computed": 1}, "num_computed_tokens"),
+        ({"prompt": [1], "stop_token_ids": tuple(range(1025))}, "stop_token_ids"),
         ({"prompt": [1] * 40}, "prompt_token_ids"),
     ],
 )

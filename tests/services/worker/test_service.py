@@ -138,6 +138,20 @@ async def test_what_keeps_the_model_from_loading_ends_the_service(folder: Path) 
         await WorkerService(chosen).run(asyncio.Event())
 
 
+async def test_a_runner_that_died_ends_the_service(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.worker.runner import Runner
+
+    stop = asyncio.Event()
+    task = asyncio.create_task(WorkerService(settings(folder)).run(stop))
+    await until("SERVING", f"unix:{folder}/h.sock")
+    monkeypatch.setattr(Runner, "is_alive", False)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await task
+    assert caught.group_contains(RuntimeError, match="thread died")
+
+
 def test_a_wrong_setting_exits_with_2_and_one_line(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
