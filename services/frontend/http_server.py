@@ -98,7 +98,7 @@ class HttpServer:
 
 
 def raise_file_limit() -> None:
-    """Allow as many open sockets as the system lets this process have; usual soft limits are low."""
+    """Allow as many open sockets as the system grants; usual soft limits are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
