@@ -29,6 +29,7 @@ from services.worker.runner import Runner
 from shared.admin import software_version
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
+from shared.rpc import Server
 from shared.sampling import SamplingSpec
 from shared.wire import (
     check_columns,
@@ -39,6 +40,8 @@ from shared.wire import (
 )
 
 _log = get_logger(__name__)
+
+SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 _MAX_PLANS_IN_FLIGHT = 2
 
@@ -80,6 +83,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._highest_epoch = 0
         self._is_draining = False
         self._version = software_version()
+
+    def add_to(self, server: Server) -> None:
+        """Answer on `server`."""
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
 
     @property
     def is_draining(self) -> bool:

@@ -5,19 +5,16 @@ import contextlib
 import faulthandler
 import time
 
-from protos.glm.v1 import worker_pb2, worker_pb2_grpc
 from services.worker.build import executor_builder
 from services.worker.orders import LocalOrders, Stop
 from services.worker.prefill_spans import PrefillSpans
 from services.worker.runner import Runner
-from services.worker.server import WorkerServicer
+from services.worker.server import SERVICE_NAME, WorkerServicer
 from services.worker.settings import WorkerSettings
 from shared.admin import AdminStatus, start_admin
 from shared.health import HealthThread
 from shared.log import get_logger
 from shared.rpc import build_server, serve_until_stopped
-
-SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 # A 1M-token prompt is 4 MiB; a plan may describe several.
 _MAX_RECEIVE_MIB = 64
@@ -42,7 +39,7 @@ class WorkerService:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`; raises what kept the executor from being built."""
         server = build_server(address=self._settings.address, max_receive_mib=_MAX_RECEIVE_MIB)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
+        self._servicer.add_to(server)
         async with contextlib.AsyncExitStack() as stack:
             await self._start_sides(stack)
             stack.callback(self._stop_runner)

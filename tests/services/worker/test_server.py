@@ -9,7 +9,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from protos.glm.v1 import worker_pb2, worker_pb2_grpc
+from protos.glm.v1 import worker_pb2
 from services.worker.orders import LocalOrders, Stop
 from services.worker.plan import StepPlan, StepResult
 from services.worker.prefill_spans import PrefillSpans
@@ -49,7 +49,7 @@ class Worker:
         self.runner = Runner(build or (lambda: gate), self.orders)
         self.servicer = WorkerServicer(self.runner, self.orders, PrefillSpans())
         self.server = build_server(address=address)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.servicer, self.server)
+        self.servicer.add_to(self.server)
         self._channels: list[grpc.aio.Channel] = []
 
     async def start(self) -> None:

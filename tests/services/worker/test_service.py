@@ -12,7 +12,8 @@ import pytest
 
 from protos.glm.v1 import worker_pb2
 from services.worker.__main__ import main
-from services.worker.service import SERVICE_NAME, WorkerService
+from services.worker.server import SERVICE_NAME
+from services.worker.service import WorkerService
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
 from shared.health import probe
