@@ -127,30 +127,6 @@ static void weigh_tile(state_t *state, int count, float scores[DOT][TILE]) {
     }
 }
 
-/* Gather up to TILE positions from `*at` on; none when the list has ended. */
-static void next_tile(const paged_t *p, const int32_t *table, const int32_t *positions,
-                     int64_t width, int64_t limit, const elem_t *latent, const elem_t *rope,
-                     int64_t *at, keys_t *keys) {
-    keys->count = 0;
-    while (*at < width && keys->count < TILE) {
-        int32_t position = positions[*at];
-        if (position < 0) {
-            *at = width;
-            break;
-        }
-        ++*at;
-        if (position >= limit) continue;
-        int64_t row = row_of(p, table, position);
-        keys->latent[keys->count] = latent + row * LATENT;
-        keys->rope[keys->count++] = rope + row * ROTARY;
-    }
-    if (keys->count == 0) return;
-    for (int k = keys->count; k < (keys->count + DOT - 1) / DOT * DOT; k++) {
-        keys->latent[k] = keys->latent[keys->count - 1];
-        keys->rope[k] = keys->rope[keys->count - 1];
-    }
-}
-
 typedef struct {
     const elem_t *query, *query_rope, *latent, *rope;
     const int32_t *positions;
@@ -159,15 +135,43 @@ typedef struct {
     elem_t *out;
 } attention_t;
 
+/* A walk along the position list of one token. */
+typedef struct {
+    const int32_t *table, *positions;
+    int64_t at, end, limit;
+} walk_t;
+
+static walk_t walk_of(const paged_t *p, const attention_t *a, int64_t token) {
+    walk_t walk = {0};
+    int64_t sequence = token < p->tokens ? sequence_of(p, token) : -1;
+    if (sequence < 0) return walk;
+    walk.table = p->blocks + sequence * p->max_blocks;
+    walk.positions = a->positions + token * a->width;
+    walk.limit = a->is_causal ? causal_limit(p, sequence, token) : p->lens[sequence];
+    walk.end = a->width < walk.limit ? a->width : walk.limit;
+    return walk;
+}
+
+/* The next TILE positions of a walk at most; none when the list has ended. */
+static void next_tile(const paged_t *p, const attention_t *a, walk_t *walk, keys_t *keys) {
+    keys->count = 0;
+    while (walk->at < walk->end && keys->count < TILE) {
+        int32_t position = walk->positions[walk->at++];
+        if (position < 0) walk->end = 0;
+        if (position < 0 || position >= walk->limit) continue;
+        int64_t row = row_of(p, walk->table, position);
+        keys->latent[keys->count] = a->latent + row * LATENT;
+        keys->rope[keys->count++] = a->rope + row * ROTARY;
+    }
+    for (int k = keys->count; k > 0 && k % DOT; k++) {
+        keys->latent[k] = keys->latent[keys->count - 1];
+        keys->rope[k] = keys->rope[keys->count - 1];
+    }
+}
+
 /* One token, heads `head` to `head + DOT`. */
 static void attend(const paged_t *p, const attention_t *a, int64_t token, int64_t head) {
     int64_t heads = a->heads - head < DOT ? a->heads - head : DOT;
-    int64_t sequence = sequence_of(p, token);
-    elem_t *out = a->out + (token * a->heads + head) * LATENT;
-    int64_t limit = 0;
-    if (sequence >= 0)
-        limit = a->is_causal ? causal_limit(p, sequence, token) : p->lens[sequence];
-    int64_t width = a->width < limit ? a->width : limit, at = 0;
     const elem_t *query[DOT], *rope[DOT];
     for (int i = 0; i < DOT; i++) {
         int64_t row = token * a->heads + head + (i < heads ? i : heads - 1);
@@ -177,18 +181,24 @@ static void attend(const paged_t *p, const attention_t *a, int64_t token, int64_
     state_t state;
     memset(&state, 0, sizeof state);
     for (int i = 0; i < DOT; i++) state.largest[i] = -INFINITY;
-    const int32_t *table = p->blocks + sequence * p->max_blocks;
-    const int32_t *positions = a->positions + token * a->width;
+    walk_t walk = walk_of(p, a, token);
     keys_t tiles[2]; /* the one at work and the one being fetched */
-    next_tile(p, table, positions, width, limit, a->latent, a->rope, &at, &tiles[0]);
+    next_tile(p, a, &walk, &tiles[0]);
     for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
         float scores[DOT][TILE] __attribute__((aligned(64)));
-        keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1];
-        next_tile(p, table, positions, width, limit, a->latent, a->rope, &at, next);
-        score_tile(query, rope, keys, next, a->scale, scores);
+        keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1], first;
+        const keys_t *fetched = next;
+        next_tile(p, a, &walk, next);
+        if (next->count == 0) { /* the token after this one is likely next on this thread */
+            walk_t after = walk_of(p, a, token + 1);
+            next_tile(p, a, &after, &first);
+            fetched = &first;
+        }
+        score_tile(query, rope, keys, fetched, a->scale, scores);
         weigh_tile(&state, keys->count, scores);
         accumulate(&state, keys, scores);
     }
+    elem_t *out = a->out + (token * a->heads + head) * LATENT;
     for (int64_t i = 0; i < heads; i++) {
         float factor = state.total[i] > 0.0f ? 1.0f / state.total[i] : 0.0f;
         finish(state.sum[i], factor, out + i * LATENT);
@@ -206,7 +216,7 @@ int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, i
     attention_t a = {query, query_rope, latent, rope, positions, heads, width, is_causal,
                      (float)scale, out};
     int64_t groups = (heads + DOT - 1) / DOT;
-#pragma omp parallel for schedule(dynamic, 1) if (tokens * groups > 1)
+#pragma omp parallel for schedule(dynamic, 4) if (tokens * groups > 1)
     for (int64_t item = 0; item < tokens * groups; item++)
         attend(&p, &a, item / groups, item % groups * DOT);
     return OK;
