@@ -1,5 +1,7 @@
 """What a token costs, and the tensors that hold it."""
 
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +62,22 @@ def test_the_caches_take_the_bytes_that_were_promised(tiny_values: dict[str, Any
 def test_scratch_rows_start_finite(tiny_values: dict[str, Any]) -> None:
     caches = kv_cache.allocate(ModelConfig.from_dict(tiny_values), 2, torch.bfloat16, "cpu")
     assert all(layer.latent.count_nonzero() == 0 for layer in caches.layers)
+
+
+def test_caches_are_zero_aligned_and_take_memory_only_when_used(
+    tiny_values: dict[str, Any],
+) -> None:
+    config = ModelConfig.from_dict(tiny_values)
+    block = kv_cache.bytes_per_block(config, torch.bfloat16)
+    num_blocks = (512 << 20) // block
+    before = _resident_bytes()
+    caches = kv_cache.allocate(config, num_blocks, torch.bfloat16, "cpu")
+    assert _resident_bytes() - before < 64 << 20
+    latent = caches.layers[0].latent
+    assert latent.data_ptr() % 64 == 0
+    assert not latent[-1].any()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
