@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http
 import resource
 import socket
 from collections.abc import Iterator
@@ -19,23 +20,78 @@ KEEP_ALIVE_S: Final = 75
 # For open connections to be closed once no request runs any more.
 CLOSE_GRACE_S: Final = 3
 STARTUP_POLL_S: Final = 0.01
+# A request's line and headers: far above what clients send.
+MAX_HEAD_BYTES: Final = 64 << 10
+HEAD_TIMEOUT_S: Final = 30.0
 # Name of the ASGI extension that drops the connection of a request.
 ABORT_EXTENSION: Final = "glm.abort"
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """httptools' protocol; what it refuses itself has the one envelope too."""
+    """httptools' protocol with bounds on the head of a request.
+
+    What it refuses itself has the one envelope too.
+    """
+
+    # Not a constructor: uvicorn builds protocols itself.
+    _head_timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection has to say something, too."""
+        super().connection_made(transport)
+        self._start_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse a head that does not end."""
+        super().data_received(data)
+        if self._head_timer is not None and not self.transport.is_closing():
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"The head of a request has at most {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         """Let the application drop a connection whose client takes no bytes."""
         super().on_message_begin()
         self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
+        self._start_head()
+
+    def on_headers_complete(self) -> None:
+        """The rest is the application's to bound."""
+        self._end_head()
+        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP."""
-        body = ApiError(400, msg, code="invalid_http").body()
+        self._refuse(400, msg)
+
+    def _start_head(self) -> None:
+        self._end_head()
+        self._num_head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_head_up)
+
+    def _give_head_up(self) -> None:
+        if self._num_head_bytes:
+            self._refuse(408, "The head of the request did not arrive in time.")
+        else:  # opened ahead of need, as browsers do
+            self.transport.close()
+
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._end_head()
+        body = ApiError(status, message, code="invalid_http").body()
         head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
+            "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -38,6 +38,47 @@ async def test_bytes_that_are_no_http_get_the_envelope(data: bytes) -> None:
     await server.stop()
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nx-long: " + b"a" * 70_000,
+        b"GET /" + b"a" * 70_000,
+        b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 10_000,
+    ],
+)
+async def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    answer = await exchange_bytes(server.port, head)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"code": "invalid_http"' in answer
+    await server.stop()
+
+
+@pytest.mark.parametrize(("data", "answer"), [(b"", b""), (b"GET / HT", b"HTTP/1.1 408 ")])
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    data: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.frontend.http_server.HEAD_TIMEOUT_S", 0.05)
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    assert (await exchange_bytes(server.port, data))[:13] == answer
+    await server.stop()
+
+
+async def test_bodies_and_idle_connections_are_no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.frontend.http_server.HEAD_TIMEOUT_S", 0.05)
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(2):
+        writer.write(b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000)
+        assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.1)
+    writer.close()
+    await server.stop()
+
+
 async def test_a_connection_can_be_dropped_at_once() -> None:
     async def drop(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
