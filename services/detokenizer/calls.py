@@ -9,7 +9,7 @@ else as text of the current state. What the model gets wrong is read by these ru
 - A key without `<arg_value>` takes the text behind it as its value; of equal keys the first counts.
 - `<tool_call>` outside a value begins the next call: what precedes it is a complete call, or text
   if it is no name of a tool (`Ended.RECOVERED`).
-- A call whose tool is not allowed is read to its end and not shown.
+- A call whose tool is not allowed is read to its end and not shown. What can be no call is text.
 
 String values are shown as they come, other values when they are complete. The pieces of a call that
 ended with `is_complete` join to one strict JSON object.
@@ -94,7 +94,7 @@ class CallParser:
         self._keys: set[str] = set()
         self._value_types: Types | None = None
         self._is_value_shown = False
-        self._pending_close = ""
+        self._pending_close: list[str] = []
 
     @property
     def is_open(self) -> bool:
@@ -143,13 +143,12 @@ class CallParser:
                     self._take_gap()
                 self._end_call(self._control.end_tool_call)
             return ""
-        text = "".join(self._parts)
-        name = text.strip()
-        if not is_cut and (name in self._rules.allowed or self._is_json):
+        if not is_cut and self._is_call():
             self._end_name_only()
             return ""
-        if _NAME_LIKE.match(name):
-            self.num_dropped += bool(name)
+        text = "".join(self._parts)
+        if is_cut and (self._is_json or _NAME_LIKE.match(text.strip())):
+            self.num_dropped += bool(text.strip())
             return ""
         return text
 
@@ -158,6 +157,8 @@ class CallParser:
     def _in_name(self, token: int) -> Ended:
         control = self._control
         if token == control.end_tool_call:
+            if not self._is_call():
+                return Ended.RECOVERED
             self._end_name_only()
             return Ended.YES
         if token == control.arg_key:
@@ -168,7 +169,7 @@ class CallParser:
             self._begin_value(None)
         elif token in (control.tool_call, control.think, control.end_think):
             if "".join(self._parts).strip() in self._rules.allowed:
-                self._end_name_only()
+                self._end_name_only()  # its closing tag is missing
             return Ended.RECOVERED
         return Ended.NO
 
@@ -193,7 +194,7 @@ class CallParser:
         elif token == control.end_arg_value:
             self._take_gap()
             self._state = _State.CLOSED
-            self._pending_close = self._spelling(token)
+            self._pending_close = [self._spelling(token)]
         elif token == control.arg_key:
             self._take_gap()
             self._close_argument()
@@ -207,7 +208,7 @@ class CallParser:
         control = self._control
         if token == control.end_arg_value:
             self._state = _State.CLOSED
-            self._pending_close = self._spelling(token)
+            self._pending_close = [self._spelling(token)]
         elif token == control.end_tool_call:
             return self._end_call(token)
         elif token not in self._vocabulary.special_ids:
@@ -239,6 +240,13 @@ class CallParser:
         self._index = self._next_index
         self._next_index += 1
         self._show(ToolPiece(self._index, self._make_id(), name))
+
+    def _is_call(self) -> bool:
+        """Whether what came so far can be a name or a call, rather than prose."""
+        text = "".join(self._parts).strip()
+        if text in self._rules.allowed or _NAME_LIKE.match(text):
+            return True
+        return self._is_json and read_json_call(text) is not None
 
     def _end_name_only(self) -> None:
         """`</tool_call>` right behind the name: no arguments, or a call written as JSON."""
@@ -310,12 +318,12 @@ class CallParser:
             self._reopen_value()
             self._add_to_value(text)
         else:
-            self._pending_close += text
+            self._pending_close.append(text)
 
     def _reopen_value(self) -> None:
         self._state = _State.VALUE
-        self._add_to_value(self._pending_close)
-        self._pending_close = ""
+        self._add_to_value("".join(self._pending_close))
+        self._pending_close = []
 
     def _may_be_name(self, text: str) -> bool:
         if self._num_chars == 0:

@@ -59,8 +59,9 @@ class OutputMachine:
         self._calls = CallParser(vocabulary, rules.calls, self._show_piece, make_id)
         self._state = _State.CONTENT
         self._on_text: Callable[[str], None] = self._content_text
-        self._held_reasoning = ""
-        self._held_space = ""
+        # Whitespace that may have to be dropped; lists, because a model can get lost in it.
+        self._held_reasoning: list[str] = []
+        self._held_space: list[str] = []
         self._is_behind_call = False
         self.num_reasoning_tokens = 0
         self.delta = Delta()
@@ -116,8 +117,8 @@ class OutputMachine:
         if self._stops is not None:
             self._content(self._stops.flush())
         if not self._is_behind_call:
-            self._emit_content(self._held_space)
-        self._held_space = ""
+            self._emit_content("".join(self._held_space))
+        self._held_space = []
 
     def take(self) -> Delta:
         """What came since the last take."""
@@ -160,12 +161,12 @@ class OutputMachine:
     def _enter_content(self) -> None:
         self._state = _State.CONTENT
         self._on_text = self._content_text
-        self._held_reasoning = ""
+        self._held_reasoning = []
 
     def _enter_call(self) -> None:
         self._state = _State.CALL
         self._on_text = self._call_text
-        self._held_reasoning = ""
+        self._held_reasoning = []
         self._calls.start()
 
     # ---- text ----
@@ -178,11 +179,11 @@ class OutputMachine:
     def _reasoning_text(self, text: str) -> None:
         """Whitespace waits: at the end of the reasoning it is dropped."""
         kept = text.rstrip()
-        if not kept:
-            self._held_reasoning += text
-            return
-        self.delta.reasoning.append(self._held_reasoning + kept)
-        self._held_reasoning = text[len(kept) :]
+        if kept:
+            self.delta.reasoning.append("".join(self._held_reasoning) + kept)
+            self._held_reasoning = [text[len(kept) :]]
+        else:
+            self._held_reasoning.append(text)
 
     def _content_text(self, text: str) -> None:
         self._content(text if self._stops is None else self._stops.push(text))
@@ -199,10 +200,10 @@ class OutputMachine:
             return
         kept = text.rstrip()
         if kept:
-            self._emit_content(self._held_space + kept)
-            self._held_space = text[len(kept) :]
+            self._emit_content("".join(self._held_space) + kept)
+            self._held_space = [text[len(kept) :]]
         else:
-            self._held_space += text
+            self._held_space.append(text)
 
     def _release(self, text: str) -> None:
         """Text that a call turned out to be: shown with the whitespace around it."""
@@ -210,8 +211,8 @@ class OutputMachine:
             return
         if self._stops is not None:
             text = self._stops.push(text)
-        held, self._held_space = self._held_space, ""
-        self._emit_content(held + text)
+        held, self._held_space = self._held_space, []
+        self._emit_content("".join(held) + text)
 
     def _emit_content(self, text: str) -> None:
         if text:
@@ -222,6 +223,6 @@ class OutputMachine:
         if piece.call_id:
             if self._stops is not None:
                 self._content(self._stops.flush())
-            self._held_space = ""
+            self._held_space = []
             self._is_behind_call = True
         self.delta.tools.append(piece)

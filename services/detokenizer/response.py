@@ -182,10 +182,20 @@ class Response:
         num_tokens = sum(choice.num_tokens for choice in self.choices)
         _logger.debug("ended", extra={"request_id": self.request_id, "num_tokens": num_tokens})
         self._span.set("num_output_tokens", num_tokens)
-        dropped = sum(choice.text.num_dropped_calls for choice in self.choices)
-        if dropped:
-            self._span.set("num_dropped_calls", dropped)
+        self._note_oddities()
         self._span.end()
+
+    def _note_oddities(self) -> None:
+        """Count what the model did not do as its dialect wants it."""
+        oddities = {
+            "num_dropped_calls": sum(choice.text.num_dropped_calls for choice in self.choices),
+            "num_unclosed_reasoning": sum(choice.text.is_reasoning for choice in self.choices),
+        }
+        found = {name: count for name, count in oddities.items() if count}
+        if found:
+            _logger.info("odd output", extra={"request_id": self.request_id, **found})
+            for name, count in found.items():
+                self._span.set(name, count)
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from services.detokenizer.server import SERVICE_NAME, DetokenizerServicer, DoorS
 from services.detokenizer.settings import DetokenizerSettings
 from shared.admin import AdminStatus, software_version, start_admin
 from shared.errors import FailureReason, RequestError
-from shared.glm.tokenizer import GlmTokenizer
+from shared.glm.tokenizer import load_vocabulary
 from shared.health import HealthThread
 from shared.log import get_logger
 from shared.rpc import build_server, serve_until_stopped
@@ -35,7 +35,7 @@ class DetokenizerService:
         self._reason = "no scheduler reached yet"
         self._live = LiveRequests()
         context = BuildContext(
-            vocabulary=GlmTokenizer.load(settings.model).vocabulary,
+            vocabulary=load_vocabulary(settings.model),
             fingerprint=f"glm-mesh-{software_version()}",
             max_timeout_ms=int(settings.max_timeout_s * 1000),
             make_call_id=make_call_id,

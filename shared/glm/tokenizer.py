@@ -8,10 +8,10 @@ stands for, as bytes, for decoding without the library.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -20,6 +20,8 @@ from shared.glm.tokens import ControlTokens
 
 # From here on the batch call is used: unlike the single one it lets other threads run.
 _POOL_CHARS = 4_096
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,8 @@ class GlmTokenizer:
     def __init__(self, source: Mapping[str, Any], *, name: str = "tokenizer.json") -> None:
         """Build both views from a parsed tokenizer.json; `name` stands in error texts."""
         added = _read_added_tokens(source, name)
-        if (source.get("decoder") or {}).get("type") != "ByteLevel":
-            raise CheckpointError(f"{name}: the decoder is not ByteLevel")
         self.added_tokens: dict[str, int] = {token["content"]: token["id"] for token in added}
-        self.vocabulary = _build_vocabulary(source["model"]["vocab"], added)
+        self.vocabulary = _read_vocabulary(source, name)
         self._plain = _build_plain(source, self.added_tokens)
         by_length = sorted(self.added_tokens, key=len, reverse=True)
         self._spellings = re.compile("|".join(map(re.escape, by_length)))
@@ -67,15 +67,7 @@ class GlmTokenizer:
     @classmethod
     def load(cls, model_dir: Path) -> "GlmTokenizer":
         """Read `model_dir`/tokenizer.json."""
-        path = model_dir / "tokenizer.json"
-        try:
-            source = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as exc:
-            raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
-        try:
-            return cls(source, name=str(path))
-        except (KeyError, TypeError, AttributeError) as exc:
-            raise CheckpointError(f"{path}: not a tokenizer: {exc!r}") from exc
+        return _load(model_dir, lambda source, name: cls(source, name=name))
 
     @property
     def spellings(self) -> re.Pattern[str]:
@@ -117,6 +109,29 @@ class GlmTokenizer:
             raise RequestError(
                 FailureReason.INVALID_ARGUMENT, "the text holds a lone surrogate"
             ) from exc
+
+
+def load_vocabulary(model_dir: Path) -> Vocabulary:
+    """The vocabulary of `model_dir`/tokenizer.json, for who decodes only."""
+    return _load(model_dir, _read_vocabulary)
+
+
+def _load(model_dir: Path, build: Callable[[Mapping[str, Any], str], T]) -> T:
+    path = model_dir / "tokenizer.json"
+    try:
+        source = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as exc:
+        raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
+    try:
+        return build(source, str(path))
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise CheckpointError(f"{path}: not a tokenizer: {exc!r}") from exc
+
+
+def _read_vocabulary(source: Mapping[str, Any], name: str) -> Vocabulary:
+    if (source.get("decoder") or {}).get("type") != "ByteLevel":
+        raise CheckpointError(f"{name}: the decoder is not ByteLevel")
+    return _build_vocabulary(source["model"]["vocab"], _read_added_tokens(source, name))
 
 
 def _read_added_tokens(source: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -142,10 +142,17 @@ def test_a_call_written_as_json_is_a_call(body: str) -> None:
     assert show(f"<tool_call>{body}</tool_call>").named == [("get_weather", '{"city": "é"}')]
 
 
-@pytest.mark.parametrize("body", ['{"name": 3}', '{"name": "now", "arguments": [1]}', "{", "{{}}"])
-def test_json_that_is_no_call_is_dropped_and_counted(body: str) -> None:
-    made = machine()
-    shown = run(made, ids(f"<tool_call>{body}</tool_call>"))
+@pytest.mark.parametrize(
+    "body", ['{"name": 3}', '{"name": "now", "arguments": [1]}', "{", "{{}}", "no tool of mine"]
+)
+def test_what_can_be_no_call_is_content(body: str) -> None:
+    shown = show(f"a <tool_call>{body}</tool_call> b")
+    assert (shown.content, shown.calls) == (f"a {body} b", [])
+
+
+def test_json_calls_of_tools_that_are_not_allowed_are_dropped_and_counted() -> None:
+    made = machine(allowed=["raw"])
+    shown = run(made, ids('<tool_call>{"name": "now"}</tool_call>'))
     assert (shown.content, shown.calls, made.num_dropped_calls) == ("", [], 1)
 
 
@@ -174,6 +181,7 @@ def test_a_model_that_ended_by_itself_left_out_the_closing_tags(
     [
         ("<tool_call>get_wea", []),
         ("<tool_call>now", []),
+        ('<tool_call>{"name": "no', []),
         (GET + "<arg_key>ci", [("get_weather", "")]),
         (GET + CITY + "Par", [("get_weather", '{"city": "Par')]),
         (GET + DAYS + "1", [("get_weather", '{"days": ')]),

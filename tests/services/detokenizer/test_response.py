@@ -156,6 +156,17 @@ def test_a_bug_ends_its_request() -> None:
     assert peer.aborts
 
 
+def test_odd_output_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    response, _ = started(starts_in_reasoning=True)
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids("a thought"), None)
+    response.on_end(0, finished(FinishReason.LENGTH))
+    (record,) = (record for record in caplog.records if record.message == "odd output")
+    assert record.num_unclosed_reasoning == 1  # type: ignore[attr-defined]  # an extra field
+    assert record.request_id == "r"  # type: ignore[attr-defined]  # an extra field
+
+
 @pytest.mark.parametrize("told", [LOST, finished()])
 def test_whatever_ends_a_request_is_announced(told: Any) -> None:
     response, _ = started()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from shared.errors import CheckpointError, RequestError
-from shared.glm.tokenizer import GlmTokenizer
+from shared.glm.tokenizer import GlmTokenizer, load_vocabulary
 
 NANO = Path(__file__).parents[3] / "models" / "glm-nano"
 OURS = GlmTokenizer.load(NANO)
@@ -53,6 +53,10 @@ def test_texts_are_none_only_for_tokens_that_are_parts_of_characters() -> None:
     vocabulary = OURS.vocabulary
     for piece, text in zip(vocabulary.token_bytes, vocabulary.token_texts, strict=True):
         assert piece.decode("utf-8", "replace").count("�") == 0 or text is None
+
+
+def test_who_only_decodes_reads_the_same_vocabulary() -> None:
+    assert load_vocabulary(NANO) == OURS.vocabulary
 
 
 def test_a_lone_surrogate_is_refused() -> None:
