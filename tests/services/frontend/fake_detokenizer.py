@@ -99,6 +99,8 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
                 for stream_id in request.aborted_stream_ids:
                     self.aborted.append(stream_id)
                     tasks[stream_id].cancel()
+                    cancelled = common_pb2.Failure(reason=common_pb2.FAILURE_REASON_CANCELLED)
+                    outbox.put_nowait(_end(stream_id, failed=cancelled))
                 if request.HasField("credits"):
                     self.credit_messages += 1
                     columns = request.credits

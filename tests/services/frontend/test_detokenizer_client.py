@@ -125,6 +125,8 @@ async def test_a_closed_request_is_aborted_once_and_hears_no_more(
     await fake.wait_until(lambda: fake.aborted)
     assert fake.aborted == [exchange.stream_id]
     assert client.num_open == 0
+    assert not exchange.is_ended
+    await until(lambda: not client._aborted)
 
 
 async def test_credits_are_collected_and_sent_rarely(
