@@ -115,17 +115,19 @@ class Choice:
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """The next tokens; ignored once the choice has ended."""
         self.num_received += len(ids)
-        rules = self.rules
+        rules, keeps_more = self.rules, self.rules.keeps_ids or self.rules.keeps_logprobs
         for position, token in enumerate(ids):
             if self.end is not None or (self._waiting >= 0 and self._push_waiting()):
                 return
             self.num_tokens += 1
-            if rules.keeps_ids or rules.keeps_logprobs:
+            if keeps_more:
                 self._note(token, logprobs[position] if logprobs else None)
             if token in rules.stop_ids:
                 self._waiting = token
-            else:
+            elif rules.has_stop_strings:
                 self._push(token)
+            else:
+                self.text.push(token)
 
     def finish(self, finished: SequenceFinished) -> None:
         """The scheduler says that the sequence has ended well."""

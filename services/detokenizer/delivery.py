@@ -26,7 +26,7 @@ class ReaderLimits:
     max_stall_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made per token, and freezing doubles its cost
 class Output:
     """What a request has to say now: at most one verdict, bytes, at most one end, in this order."""
 

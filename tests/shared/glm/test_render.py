@@ -69,6 +69,82 @@ def test_ids_equal_the_reference(case: dict[str, Any], reference: PreTrainedToke
     assert prompt.token_ids == list(expected)
 
 
+words = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=12)
+values = st.recursive(
+    st.one_of(words, st.integers(), st.booleans(), st.none(), st.floats(-1e6, 1e6)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=3)),
+    max_leaves=5,
+)
+arguments = st.dictionaries(words, values, max_size=3)
+tools_given = st.one_of(
+    st.none(),
+    st.lists(
+        st.builds(
+            lambda name, parameters: {
+                "type": "function",
+                "function": {"name": name, "description": name, "parameters": parameters},
+            },
+            words,
+            arguments,
+        ),
+        max_size=2,
+    ),
+)
+assistants = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": words},
+    optional={
+        "reasoning_content": words.filter(bool),
+        "tool_calls": st.lists(
+            st.builds(
+                lambda name, given: {"id": "c", "function": {"name": name, "arguments": given}},
+                words.filter(bool),
+                arguments,
+            ),
+            min_size=1,
+            max_size=2,
+        ),
+    },
+)
+conversations = st.lists(
+    st.one_of(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "user", "tool"]), "content": words}
+        ),
+        assistants,
+    ),
+    min_size=1,
+    max_size=6,
+)
+switches = st.fixed_dictionaries(
+    {},
+    optional={
+        "enable_thinking": st.booleans(),
+        "clear_thinking": st.booleans(),
+        "reasoning_effort": st.sampled_from(["high", "low", "max"]),
+    },
+)
+
+
+@given(conversations, tools_given, switches)
+def test_ids_equal_the_reference_for_any_conversation_without_control_words(
+    reference: PreTrainedTokenizerFast, messages: list[Any], tools: Any, kwargs: dict[str, Any]
+) -> None:
+    as_sent = json.loads(json.dumps(messages))
+    for message in as_sent:
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    prompt = render(as_sent, tools=tools, template_kwargs=kwargs)
+    expected = reference.apply_chat_template(
+        messages,
+        tools=tools,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+        **kwargs,
+    )
+    assert prompt.token_ids == list(expected)
+
+
 SLOTS: list[Any] = [
     lambda t: ([{"role": "user", "content": t}], None, {}),
     lambda t: ([{"role": "system", "content": [{"type": "text", "text": t}]}], None, {}),
