@@ -1,6 +1,6 @@
 """Drives a decoder by hand: sequences with scattered blocks, steps of any mix."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +11,9 @@ from services.worker import kv_cache
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
+from services.worker.model.rope import RotaryTables
+from services.worker.model.slots import WeightSlot
+from services.worker.model.step import StepInputs
 from services.worker.weights import load_model
 
 
@@ -100,6 +103,51 @@ def make_driver() -> Callable[..., Driver]:
     ) -> Driver:
         config = ModelConfig.from_dir(checkpoint.path)
         return Driver(load_model(checkpoint.path, config, dtype, "cpu"), num_sequences, max_len)
+
+    return make
+
+
+@pytest.fixture
+def config(tiny_values: dict[str, Any]) -> ModelConfig:
+    return ModelConfig.from_dict(tiny_values)
+
+
+@pytest.fixture
+def fill() -> Callable[[Iterable[WeightSlot]], dict[str, Tensor]]:
+    """Fill slots with random tensors; returns what was stored, as a checkpoint holds it."""
+
+    def run(slots: Iterable[WeightSlot]) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(5)
+        stored = {}
+        for slot in slots:
+            scale = slot.shape[-1] ** -0.5 if len(slot.shape) > 1 else 1.0
+            stored[slot.name] = torch.randn(slot.shape, generator=generator) * scale
+            slot.store(stored[slot.name])
+        return stored
+
+    return run
+
+
+@pytest.fixture
+def first_step() -> Callable[[int], tuple[StepInputs, kv_cache.LayerCache]]:
+    """A prompt of one sequence in block 2, and empty caches of one layer."""
+
+    def make(num_tokens: int) -> tuple[StepInputs, kv_cache.LayerCache]:
+        tables = RotaryTables(
+            dim=64, theta=1e4, max_positions=128, dtype=torch.float32, device=torch.device("cpu")
+        )
+        positions = torch.arange(num_tokens)
+        step = StepMetadata(
+            num_tokens=num_tokens,
+            positions=positions,
+            slot_mapping=(256 + positions).to(torch.int32),
+            cum_query_lens=torch.tensor([num_tokens], dtype=torch.int32),
+            seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
+            block_table=torch.tensor([[2]], dtype=torch.int32),
+        )
+        latent, rope, indexer = (torch.zeros(3, 128, 1, width) for width in (512, 64, 128))
+        cache = kv_cache.LayerCache(latent=latent, rope=rope, indexer=indexer)
+        return StepInputs.prepare(step, tables), cache
 
     return make
 

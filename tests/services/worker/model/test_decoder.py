@@ -114,6 +114,29 @@ def test_any_batch_mix_gives_the_same_logits(
         assert_close(torch.cat(logits), oracle_logits(tiny, prompt))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_sequence_gets_the_same_bits_in_any_batch(
+    tiny: Any,
+    make_driver: Callable[..., Any],
+    random_tokens: Callable[..., list[int]],
+    dtype: torch.dtype,
+) -> None:
+    """The compiled kernels sum each row in one order, whatever rows are beside it."""
+    prompts = [random_tokens(count, seed=count) for count in (60, 41, 9)]
+    alone = [
+        make_driver(tiny, dtype=dtype, max_len=128).run(prompt, [len(prompt) - 2])
+        for prompt in prompts
+    ]
+    driver = make_driver(tiny, dtype=dtype, num_sequences=3, max_len=128)
+    whole = driver.step([(sequence, prompt[:-3]) for sequence, prompt in enumerate(prompts)])
+    for logits, expected in zip(whole, alone, strict=True):
+        assert torch.equal(logits, expected[:-3])
+    for back in (3, 2, 1):
+        step = driver.step([(s, [prompt[-back]]) for s, prompt in enumerate(prompts)], padding=2)
+        for logits, expected in zip(step, alone, strict=True):
+            assert torch.equal(logits[0], expected[-back])
+
+
 def test_256_greedy_tokens_equal_the_oracle(
     tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
 ) -> None:
