@@ -65,7 +65,7 @@ class EngineConfig:
 
     max_plans_in_flight: int = 1
     step_timeout_s: float = 60.0
-    worker_grace_s: float = 1.5
+    worker_grace_s: float = 1.2
 
 
 class Engine:

@@ -7,7 +7,7 @@ both write through a bounded outbox. Messages of glm.v1 stop here.
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Collection, Coroutine
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -75,8 +75,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Serve one request until its last sequence has ended."""
         submission = submission_from_proto(request.submit)
         stream_ids = [sequence.stream_id for sequence in submission.sequences]
-        if len(set(stream_ids)) != len(stream_ids):
-            raise _not_distinct(stream_ids)
+        _check_stream_ids(stream_ids, ())
         outbox: Outbox[GenerateResponse] = Outbox(self._limits)
         num_open = len(stream_ids)
 
@@ -94,6 +93,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             for verdict in verdicts:
                 if verdict.refusal is not None:
                     raise verdict.refusal
+            await context.send_initial_metadata(())
             await outbox.write_all(context.write)
         finally:
             self._engine.close_outlet(outlet)
@@ -126,6 +126,8 @@ class _Connection:
     async def run(self) -> None:
         """Serve until the peer goes or breaks the contract; its sequences end then."""
         try:
+            # Alone and first: a status cannot follow a first write that was cancelled half-way.
+            await self._context.send_initial_metadata(())
             await _until_first_ends(
                 self._read(), self._follow_load(), self._outbox.write_all(self._context.write)
             )
@@ -142,7 +144,8 @@ class _Connection:
     def _take(self, request: ConnectRequest) -> None:
         verdicts: list[Verdict] = []
         for message in request.submits:
-            self._check_stream_ids(message)
+            stream_ids = [sequence.stream_id for sequence in message.sequences]
+            _check_stream_ids(stream_ids, self._outlet.sequences)
             verdicts += self._submit(message)
         if verdicts:
             self._outbox.put(ConnectResponse(verdicts=map(verdict_to_proto, verdicts)))
@@ -156,13 +159,6 @@ class _Connection:
         except RequestError as error:
             return [Verdict(stream_id=s.stream_id, refusal=error) for s in message.sequences]
         return self._engine.submit(submission, self._outlet)
-
-    def _check_stream_ids(self, message: scheduler_pb2.TokenSubmit) -> None:
-        """A stream_id that is in use cannot be refused by verdict: it names another sequence."""
-        stream_ids = [sequence.stream_id for sequence in message.sequences]
-        is_distinct = len(set(stream_ids)) == len(stream_ids)
-        if not is_distinct or not self._outlet.sequences.keys().isdisjoint(stream_ids):
-            raise _not_distinct(stream_ids)
 
     async def _follow_load(self) -> None:
         async for load in self._engine.watch_load():
@@ -257,10 +253,13 @@ def _within(submission: Submission, context: Context) -> Submission:
     return dataclasses.replace(submission, timeout_ms=timeout_ms)
 
 
-def _not_distinct(stream_ids: Iterable[int]) -> RequestError:
-    listed = ", ".join(map(str, list(stream_ids)[:8]))
-    return RequestError(
-        FailureReason.INVALID_ARGUMENT,
-        f"stream_ids {listed} are not distinct or still in use",
-        field="stream_ids",
-    )
+def _check_stream_ids(stream_ids: list[int], live: Collection[int]) -> None:
+    """Raise when a submit could not be answered: by no verdict, or by one of another sequence."""
+    is_distinct = len(set(stream_ids)) == len(stream_ids)
+    if not stream_ids or not is_distinct or any(s in live for s in stream_ids):
+        listed = ", ".join(map(str, stream_ids[:8])) or "of a request without sequences"
+        raise RequestError(
+            FailureReason.INVALID_ARGUMENT,
+            f"stream_ids {listed} must be given, distinct and not in use",
+            field="stream_ids",
+        )

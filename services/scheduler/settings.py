@@ -42,7 +42,7 @@ class SchedulerSettings(ServiceSettings):
         default=60.0, gt=0, description="A step without result for so long ends the epoch."
     )
     worker_grace_s: float = Field(
-        default=1.5, ge=0, description="Sequences wait so long for a lost worker, then fail."
+        default=1.2, ge=0, description="Sequences wait so long for a lost worker, then fail."
     )
     reader_stall_timeout_s: float = Field(
         default=2.0, gt=0, description="A client that takes nothing for so long is cut off."

@@ -14,7 +14,7 @@ from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from shared.health import probe
 from shared.rpc import open_channel
-from shared.wire import pack_ids, unpack_ids
+from shared.wire import pack_ids, unpack_floats, unpack_ids
 from tests.services.scheduler.fake_worker import FakeWorker, serve_worker
 from tests.services.scheduler.simulated_worker import expected_token
 
@@ -27,6 +27,7 @@ class Received:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    wants_logprobs: bool = False
     verdict: scheduler_pb2.Verdict | None = None
     end: scheduler_pb2.SequenceEnd | None = None
 
@@ -42,7 +43,8 @@ class Peer:
     async def submit(self, *submits: scheduler_pb2.TokenSubmit) -> None:
         for submit in submits:
             for sequence in submit.sequences:
-                self.received[sequence.stream_id] = Received()
+                wants_logprobs = submit.sampling.HasField("num_logprobs")
+                self.received[sequence.stream_id] = Received(wants_logprobs=wants_logprobs)
         await self.call.write(scheduler_pb2.SchedulerServiceConnectRequest(submits=submits))
 
     async def abort(self, *stream_ids: int, reason: int = 1, num_tokens_kept: int = 0) -> None:
@@ -62,6 +64,10 @@ class Peer:
         take(message, self.received)
         if message.HasField("load"):
             self.load = message.load
+
+    async def read_for_ever(self) -> None:
+        while True:
+            await self.read()
 
     async def read_until_ended(self, *stream_ids: int) -> None:
         while not all(
@@ -87,6 +93,11 @@ def take(
         received[verdict.stream_id].verdict = verdict
     columns = message.tokens
     tokens = unpack_ids(columns.token_ids, "token_ids")
+    logprobs = unpack_floats(columns.logprobs.sampled_logprobs, "sampled_logprobs")
+    asked = [s for s in columns.stream_ids if received[s].wants_logprobs]
+    assert bool(logprobs) == bool(asked)
+    for place, stream_id in enumerate(asked):  # one token each: nothing is drafted here
+        received[stream_id].logprobs.append(logprobs[place])
     start = 0
     for stream_id, previous, count in zip(
         columns.stream_ids, columns.num_previous_tokens, columns.num_tokens, strict=True

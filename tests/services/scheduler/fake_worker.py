@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -49,6 +50,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.plans: list[StepPlan] = []
         self.plan_seen = asyncio.Event()
         self.step_s = 0.0
+        # Alternatives per token that asked for any, to make results wide.
+        self.num_padding_logprobs = 0
 
     async def GetCapacity(
         self, request: worker_pb2.GetCapacityRequest, context: grpc.aio.ServicerContext
@@ -70,11 +73,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             plan = plan_from_proto(message.plan)
             self.plans.append(plan)
             self.plan_seen.set()
-            result = result_to_proto(self.simulated.run(plan))
+            result = result_to_proto(self._widened(self.simulated.run(plan)))
             self.twist(result)
             await asyncio.sleep(self.step_s)
             await self.gate.wait()
             await context.write(worker_pb2.RunStepsResponse(result=result))
+
+    def _widened(self, result: StepResult) -> StepResult:
+        width = self.num_padding_logprobs
+        if width:
+            top = (tuple(range(width)), (-1.0,) * width)
+            result.logprobs[:] = [
+                replace(entry, top_token_ids=top[0], top_logprobs=top[1])
+                for entry in result.logprobs
+            ]
+        return result
 
     def _capacity(self) -> worker_pb2.WorkerCapacity:
         names = (

@@ -48,10 +48,8 @@ def test_decoding_rows_are_served_before_a_long_prompt() -> None:
     harness.step()
     harness.submit(outlet, [40])
     for _ in range(4):
-        assert (
-            scheduled(harness.plan())[:2] == [(p, 1) for p, _ in scheduled(harness.plans[-1])][:2]
-        )
-        assert sum(harness.plans[-1].num_scheduled_tokens) == 8
+        plan = harness.plan()
+        assert [count for _, count in scheduled(plan)] == [1, 1, 6]
         harness.take_result()
 
 
@@ -101,7 +99,6 @@ def test_the_latest_admitted_gives_way_and_resumes_with_its_tokens() -> None:
     harness.submit(outlet, [8, 7], max_tokens=16)
     while not harness.core.load().num_preemptions_total:
         harness.step()
-    assert len(harness.core.load().__class__.__slots__) > 0
     waiting = harness.streams[1]
     num_before = len(waiting.tokens)
     assert num_before

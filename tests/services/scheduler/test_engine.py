@@ -1,0 +1,349 @@
+"""The loop: plans out, results back, epochs opened again; with a link in memory."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.engine import Engine, EngineConfig
+from services.scheduler.limits import CoreConfig
+from services.scheduler.messages import AbortReason, Delivery, SequenceEnd
+from services.scheduler.outlet import Outlet
+from services.scheduler.plan import (
+    Capacity,
+    StepPlan,
+    StepResult,
+    WorkerContractError,
+    WorkerLostError,
+)
+from shared.errors import FailureReason, RequestError
+from shared.sampling import LoadSnapshot
+from tests.services.scheduler.builders import capacity, entry, submission
+from tests.services.scheduler.harness import expected
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+
+class Link:
+    """A worker in memory. `is_up` and `gate` are what a test does to it."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_opened = 0
+        self.sessions: list[Session] = []
+        self.twist: Callable[[StepResult], None] = lambda _: None
+
+    async def open(self, max_plans_in_flight: int) -> "Session":
+        if not self.is_up:
+            raise WorkerLostError("nobody there")
+        self.num_opened += 1
+        self.sessions.append(Session(self, capacity()))
+        return self.sessions[-1]
+
+    def kill(self) -> None:
+        self.is_up = False
+        self.sessions[-1].broken.set()
+
+
+class Session:
+    def __init__(self, link: Link, limits: Capacity) -> None:
+        self.link = link
+        self.capacity = limits
+        self.worker = SimulatedWorker(limits)
+        self.plans: asyncio.Queue[StepPlan] = asyncio.Queue()
+        self.broken = asyncio.Event()
+        self.is_closed = False
+        self.max_in_flight = 0
+
+    async def send(self, plan: StepPlan) -> None:
+        self.plans.put_nowait(plan)
+        self.max_in_flight = max(self.max_in_flight, self.plans.qsize())
+
+    async def receive(self) -> StepResult:
+        broken = asyncio.create_task(self.broken.wait())
+        working = asyncio.create_task(self._work())
+        done, waiting = await asyncio.wait({broken, working}, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        if broken in done:
+            raise WorkerLostError("the stream broke")
+        return working.result()
+
+    async def _work(self) -> StepResult:
+        plan = await self.plans.get()
+        await self.link.gate.wait()
+        result = self.worker.run(plan)
+        self.link.twist(result)
+        return result
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Client:
+    """One outlet and what it got."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, SequenceEnd] = {}
+        self.changed = asyncio.Event()
+        self.outlet: Outlet = engine.open_outlet(self._take)
+
+    def submit(self, stream_id: int, **changes: object) -> RequestError | None:
+        self.tokens[stream_id] = []
+        (verdict,) = self.engine.submit(
+            submission(entry(stream_id=stream_id), request_id=f"r{stream_id}", **changes),
+            self.outlet,
+        )
+        return verdict.refusal
+
+    def _take(self, delivery: Delivery) -> None:
+        if delivery.tokens:
+            start = 0
+            for stream_id, count in zip(
+                delivery.tokens.stream_ids, delivery.tokens.num_tokens, strict=True
+            ):
+                self.tokens[stream_id] += delivery.tokens.token_ids[start : start + count]
+                start += count
+        for end in delivery.ends:
+            self.ends[end.stream_id] = end
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Bench:
+    """An engine that runs as long as the `with` block."""
+
+    def __init__(
+        self, *, window: int = 1, step_timeout_s: float = 5.0, grace_s: float = 0.3
+    ) -> None:
+        self.link = Link()
+        self.reasons: list[str] = []
+        self.told = asyncio.Event()
+        self.core = SchedulerCore(CoreConfig(max_plans_in_flight=window))
+        config = EngineConfig(
+            max_plans_in_flight=window, step_timeout_s=step_timeout_s, worker_grace_s=grace_s
+        )
+        self.engine = Engine(self.core, self.link, config, self._show)
+
+    async def __aenter__(self) -> "Bench":
+        self.task = asyncio.create_task(self.engine.run())
+        if self.link.is_up:
+            await self.until_reason(lambda reason: not reason)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.core.check()
+
+    async def until_reason(self, condition: Callable[[str], object]) -> None:
+        async with asyncio.timeout(5):
+            while not self.reasons or not condition(self.reasons[-1]):
+                self.told.clear()
+                await self.told.wait()
+
+    def _show(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.told.set()
+
+    def client(self) -> Client:
+        return Client(self.engine)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+async def test_requests_run_to_their_end(window: int) -> None:
+    async with Bench(window=window) as bench:
+        client = bench.client()
+        for n in range(10):
+            assert client.submit(n) is None
+        await client.until(lambda: len(client.ends) == 10)
+        assert client.tokens == {n: expected(n, 5, 8) for n in range(10)}
+        assert bench.link.sessions[0].max_in_flight <= window
+
+
+async def test_new_work_does_not_wait_for_a_result_when_the_window_has_room() -> None:
+    async with Bench(window=2) as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        await asyncio.sleep(0.01)
+        assert bench.core.num_in_flight == 2
+        bench.link.gate.set()
+        await client.until(lambda: client.ends)
+
+
+async def test_a_lost_worker_that_comes_back_in_time_resumes_every_stream() -> None:
+    async with Bench(grace_s=3.0) as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        await asyncio.sleep(0.01)
+        bench.link.kill()
+        await asyncio.sleep(0.05)
+        assert bench.reasons[-1].startswith("no worker: the stream broke; last step 1")
+        assert client.submit(1) is None, "within the grace requests wait"
+        bench.link.is_up = True
+        bench.link.gate.set()
+        await client.until(lambda: len(client.ends) == 2)
+        assert client.tokens == {n: expected(n, 5, 8) for n in (0, 1)}
+        assert bench.link.sessions[0].is_closed
+        assert bench.reasons[-1] == ""
+
+
+async def test_without_a_worker_everything_fails_after_the_grace() -> None:
+    async with Bench(grace_s=0.2) as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        await asyncio.sleep(0.01)
+        started = asyncio.get_running_loop().time()
+        bench.link.kill()
+        await client.until(lambda: client.ends)
+        assert asyncio.get_running_loop().time() - started < 1.0
+        failure = client.ends[0].failure
+        assert failure is not None
+        assert failure.reason is FailureReason.UPSTREAM_LOST
+        refusal = client.submit(1)
+        assert refusal is not None
+        assert refusal.reason is FailureReason.UPSTREAM_LOST
+        bench.link.is_up = True
+        bench.link.gate.set()
+        await bench.until_reason(lambda reason: not reason)
+        assert client.submit(2) is None
+        await client.until(lambda: 2 in client.ends)
+
+
+async def test_a_broken_contract_fails_what_was_running_and_opens_a_new_epoch() -> None:
+    def twist(result: StepResult) -> None:
+        result.num_computed_tokens[0] += 1
+
+    async with Bench() as bench:
+        bench.link.twist = twist
+        client = bench.client()
+        client.submit(0)
+        await client.until(lambda: client.ends)
+        failure = client.ends[0].failure
+        assert failure is not None
+        assert failure.reason is FailureReason.UPSTREAM_LOST
+        assert "broke the step protocol" in failure.message
+        bench.link.twist = lambda _: None
+        client.submit(1)
+        await client.until(lambda: 1 in client.ends)
+        assert client.tokens[1] == expected(1, 5, 8)
+        assert bench.link.num_opened == 2
+
+
+async def test_a_step_without_a_result_ends_the_epoch_and_is_named() -> None:
+    async with Bench(step_timeout_s=0.1, grace_s=3.0) as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        await bench.until_reason(bool)
+        assert "step 1 has had no result for 0.1 s" in bench.reasons[-1]
+        bench.link.gate.set()
+        await client.until(lambda: client.ends)
+        assert client.tokens[0] == expected(0, 5, 8)
+
+
+async def test_an_idle_epoch_has_no_step_to_time() -> None:
+    async with Bench(step_timeout_s=0.05) as bench:
+        await asyncio.sleep(0.3)
+        client = bench.client()
+        client.submit(0)
+        await client.until(lambda: client.ends)
+        await asyncio.sleep(0.3)
+        assert bench.link.num_opened == 1
+
+
+async def test_deadlines_are_kept_while_the_worker_stands_still() -> None:
+    async with Bench() as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0, timeout_ms=50)
+        await client.until(lambda: client.ends)
+        failure = client.ends[0].failure
+        assert failure is not None
+        assert failure.reason is FailureReason.DEADLINE_EXCEEDED
+        bench.link.gate.set()
+
+
+async def test_aborts_reach_the_client_without_a_step() -> None:
+    async with Bench() as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        client.submit(1)
+        bench.engine.abort(client.outlet, 0, AbortReason.CANCELLED, 0)
+        assert bench.engine.abort_request("r1") == 1
+        await client.until(lambda: len(client.ends) == 2)
+        bench.link.gate.set()
+
+
+async def test_a_drained_engine_refuses_and_says_so() -> None:
+    async with Bench() as bench:
+        client = bench.client()
+        client.submit(0)
+        bench.engine.drain()
+        refusal = client.submit(1)
+        assert refusal is not None
+        assert refusal.reason is FailureReason.DRAINING
+        await client.until(lambda: 0 in client.ends)
+        assert client.tokens[0] == expected(0, 5, 8)
+        assert bench.reasons[-1] == "draining"
+
+
+async def test_the_load_is_told_at_once_and_at_every_change() -> None:
+    async with Bench() as bench:
+        bench.link.gate.clear()
+        loads: list[LoadSnapshot] = []
+
+        async def follow() -> None:
+            async for load in bench.engine.watch_load():
+                loads.append(load)
+
+        task = asyncio.create_task(follow())
+        await asyncio.sleep(0.3)
+        assert len(loads) == 1
+        assert loads[0].is_worker_ready
+        client = bench.client()
+        client.submit(0)
+        await asyncio.sleep(0.25)
+        assert loads[-1].num_running == 1
+        bench.link.gate.set()
+        await client.until(lambda: client.ends)
+        await asyncio.sleep(0.25)
+        assert loads[-1].num_running == 0
+        assert loads[-1].num_output_tokens_total == 8
+        assert len(loads) <= 6
+        task.cancel()
+
+
+async def test_our_own_broken_invariant_stops_the_engine() -> None:
+    bench = Bench()
+    async with bench:
+        bench.core.plan = lambda now: 1 / 0  # type: ignore[assignment,return-value,misc]
+        bench.client().submit(0)
+        await asyncio.wait({bench.task}, timeout=2)
+        assert isinstance(bench.task.exception(), BaseExceptionGroup)
+
+
+async def test_a_worker_with_an_impossible_capacity_is_not_used() -> None:
+    bench = Bench()
+
+    async def open_badly(max_plans_in_flight: int) -> Session:
+        raise WorkerContractError("capacity num_blocks is 0")
+
+    bench.link.open = open_badly  # type: ignore[method-assign]
+    bench.link.is_up = False
+    async with bench:
+        await asyncio.sleep(0.05)
+        assert "num_blocks is 0" in bench.reasons[-1]

@@ -1,0 +1,65 @@
+"""Flags of a scheduler process."""
+
+import pytest
+
+from services.scheduler.settings import SchedulerSettings
+from shared.config import parse
+from shared.errors import ConfigError
+
+NEEDED = ["--address", "unix:/run/s", "--worker-address", "unix:/run/w"]
+
+
+def test_the_launchers_flags_are_understood() -> None:
+    settings = parse(
+        SchedulerSettings,
+        [
+            *NEEDED,
+            *[
+                "--health-address",
+                "unix:/run/h",
+                "--admin-address",
+                "unix:/run/a",
+                "--log-level",
+                "debug",
+            ],
+            *["--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--max-model-len", "4096"],
+            *["--max-queued-requests", "10", "--max-queued-tokens", "1000"],
+            *["--max-plans-in-flight", "2", "--step-timeout-s", "7"],
+        ],
+    )
+    core, engine = settings.core_config, settings.engine_config
+    assert (core.max_num_seqs, core.max_num_batched_tokens, core.max_model_len) == (8, 512, 4096)
+    assert (core.max_queued_requests, core.max_queued_tokens) == (10, 1000)
+    assert core.max_plans_in_flight == engine.max_plans_in_flight == 2
+    assert engine.step_timeout_s == 7
+
+
+def test_limits_that_are_not_given_are_left_to_the_worker() -> None:
+    core = parse(SchedulerSettings, NEEDED).core_config
+    assert (core.max_num_seqs, core.max_num_batched_tokens, core.max_model_len) == (0, 0, 0)
+
+
+def test_every_default_is_accepted_by_the_parts() -> None:
+    settings = parse(SchedulerSettings, NEEDED)
+    assert settings.outbox_limits.stall_s == 2.0
+    assert settings.engine_config.worker_grace_s < 2.0, "clients hear of a lost worker within 2 s"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--max-plans-in-flight 3",
+        "--max-num-seqs 0",
+        "--scheduling-policy priority",
+        "--step-timeout-s 0",
+        "--max-model-len 1",
+    ],
+)
+def test_a_wrong_value_is_named(flags: str) -> None:
+    with pytest.raises(ConfigError, match=flags.split(maxsplit=1)[0]):
+        parse(SchedulerSettings, [*NEEDED, *flags.split()])
+
+
+def test_the_worker_must_be_named() -> None:
+    with pytest.raises(ConfigError, match="--worker-address is required"):
+        parse(SchedulerSettings, NEEDED[:2])
