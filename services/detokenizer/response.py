@@ -5,6 +5,7 @@ No clock, no sockets: the time comes as an argument, everything that happens com
 with `TextFinished` or a `RequestError`, whatever comes in which order.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 from services.detokenizer.choice import Choice
@@ -156,10 +157,17 @@ class Response:
             self.end = error
         else:
             self.refusal = error
-        _logger.info(
-            "request failed", extra={"request_id": self.request_id, "reason": error.reason.name}
+        reason_name = error.reason.name
+        is_cancelled = error.reason is FailureReason.CANCELLED
+        _logger.log(
+            logging.DEBUG if is_cancelled else logging.INFO,
+            "request failed",
+            extra={"request_id": self.request_id, "reason": reason_name},
         )
-        self._span.fail(error.reason.name)
+        if is_cancelled:  # nobody's fault
+            self._span.set("reason", reason_name)
+        else:
+            self._span.fail(reason_name)
         self._close_span()
         self.on_change()
 

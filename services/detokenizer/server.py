@@ -61,7 +61,7 @@ GenerateResponse: TypeAlias = detokenizer_pb2.DetokenizerServiceGenerateResponse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
-    """How readers are treated; `peer_stall_s` bounds one write to a frontend."""
+    """How readers are treated; `peer_stall_s` bounds one write."""
 
     limits: ReaderLimits
     peer_stall_s: float = 5.0
@@ -167,14 +167,16 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             await wake.wait()
             wake.clear()
             for message in outgoing_to_proto(session.collect(time.monotonic())):
-                try:
-                    async with asyncio.timeout(self._settings.peer_stall_s):
-                        await context.write(message)
-                except TimeoutError:
-                    _logger.warning("frontend reads nothing, cut off", extra={"num": len(session)})
-                    raise RequestError(
-                        FailureReason.SLOW_READER, "the reader of the stream reads nothing"
-                    ) from None
+                await self._write_in_time(context, message)
+
+    async def _write_in_time(self, context: Context, message: object) -> None:
+        """Write, or give the peer up: a call whose reader is stuck must not last for ever."""
+        try:
+            async with asyncio.timeout(self._settings.peer_stall_s):
+                await context.write(message)
+        except TimeoutError:
+            _logger.warning("peer reads nothing, cut off")
+            raise RequestError(FailureReason.SLOW_READER, "the reader reads nothing") from None
 
     async def _write_events(
         self, writer: EventWriter, context: Context, changed: asyncio.Event
@@ -188,7 +190,7 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             events = writer.collect()
             for event in events:
                 writer.stalled_since = time.monotonic()
-                await context.write(event_to_proto(event))
+                await self._write_in_time(context, event_to_proto(event))
             writer.stalled_since = None
             if events and not isinstance(events[-1], (DeltaEvent, SequenceEndEvent)):
                 return

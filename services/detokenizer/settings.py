@@ -28,7 +28,7 @@ class DetokenizerSettings(ServiceSettings):
         default=30.0, gt=0, description="A stream without credit for so long ends."
     )
     peer_stall_timeout_s: float = Field(
-        default=5.0, gt=0, description="A frontend that reads nothing for so long is cut off."
+        default=5.0, gt=0, description="A peer that reads nothing at all for so long is cut off."
     )
     drain_timeout_s: float = Field(
         default=10.0, ge=0, description="For running requests to end after SIGTERM."

@@ -1,3 +1,4 @@
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -154,6 +155,61 @@ def test_a_bug_ends_its_request() -> None:
     response.on_fault(RequestError(FailureReason.INTERNAL, "internal error 1"))
     assert error_of(response) is FailureReason.INTERNAL
     assert peer.aborts
+
+
+@dataclass
+class FakeSpan:
+    """Remembers what it was told."""
+
+    traceparent: str = "tp"
+    attributes: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    num_ends: int = 0
+
+    def set(self, name: str, value: Any) -> None:
+        self.attributes[name] = value
+
+    def fail(self, reason: str) -> None:
+        self.failures.append(reason)
+
+    def end(self, end_ns: int | None = None) -> None:
+        self.num_ends += 1
+
+
+def traced() -> tuple[Response, FakeSpan]:
+    plain, span = build_response(submit(), CONTEXT, 0.0), FakeSpan()
+    response = Response(
+        "r",
+        plain.choices,
+        count=plain._count,
+        deadline_s=9.0,
+        span=span,  # type: ignore[arg-type]  # no context manager
+    )
+    response.start(FakeUpstream(), upstream_submit(submit(), response, CONTEXT, "i"))
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids("ab"), None)
+    return response, span
+
+
+def test_the_span_ends_once_with_the_counts() -> None:
+    response, span = traced()
+    assert response.traceparent == "tp"
+    response.on_end(0, finished(FinishReason.LENGTH))
+    response.abort(RequestError(FailureReason.CANCELLED, "late"))
+    assert (span.num_ends, span.failures) == (1, [])
+    assert span.attributes == {"num_output_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("reason", "failures"),
+    [(FailureReason.UPSTREAM_LOST, ["UPSTREAM_LOST"]), (FailureReason.CANCELLED, [])],
+)
+def test_a_failure_marks_the_span_but_a_cancel_is_no_error(
+    reason: FailureReason, failures: list[str]
+) -> None:
+    response, span = traced()
+    response.abort(RequestError(reason, "x"))
+    assert (span.num_ends, span.failures) == (1, failures)
 
 
 def test_odd_output_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,15 +6,24 @@ import grpc
 import grpc.aio
 import pytest
 
-from protos.glm.v1 import detokenizer_pb2
+from protos.glm.v1 import common_pb2, detokenizer_pb2
+from services.detokenizer.delivery import ReaderLimits
+from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import TextFinished
-from services.detokenizer.server import MAX_FRAME_BYTES, outgoing_to_proto
+from services.detokenizer.server import (
+    MAX_FRAME_BYTES,
+    DetokenizerServicer,
+    DoorSettings,
+    outgoing_to_proto,
+)
 from services.detokenizer.session import Outgoing
 from shared.errors import FailureReason, RequestError
 from shared.rpc import error_from_rpc
 from shared.sampling import SequenceStats
+from shared.wire import pack_ids
 from tests.services.detokenizer.conftest import LIMIT_S, Mesh
-from tests.services.detokenizer.frames import events
+from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, events
+from tests.services.detokenizer.words import ids
 
 TOOL = detokenizer_pb2.ToolSpec(
     name="f", parameters_json=b'{"properties": {"n": {"type": "integer"}}}'
@@ -263,6 +272,69 @@ async def test_abort_by_label_ends_both_kinds_and_is_idempotent(mesh: Mesh) -> N
     assert parts[-1].failed.reason == FailureReason.CANCELLED
     await frontend.read_until_over(1)
     frontend.call.cancel()
+
+
+class StuckContext:
+    """A call whose peer reads nothing."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    async def read(self) -> Any:
+        if self.request is not None:
+            request, self.request = self.request, None
+            return request
+        await asyncio.Event().wait()
+
+    async def write(self, message: Any) -> None:
+        await asyncio.Event().wait()
+
+    def time_remaining(self) -> None:
+        return None
+
+
+def stuck_servicer(upstream: FakeUpstream) -> DetokenizerServicer:
+    settings = DoorSettings(limits=ReaderLimits(), peer_stall_s=0.05)
+    return DetokenizerServicer(CONTEXT, upstream, LiveRequests(), settings)
+
+
+def small_request() -> detokenizer_pb2.TextSubmit:
+    return detokenizer_pb2.TextSubmit(
+        request_id="r",
+        sequences=[common_pb2.SequenceSpec(prompt_token_ids=pack_ids([1]))],
+        sampling=common_pb2.SamplingParams(max_tokens=1),
+        output=detokenizer_pb2.OutputSpec(object_kind=1, is_stream=True),
+    )
+
+
+async def test_a_frontend_that_reads_nothing_is_cut_and_its_requests_aborted() -> None:
+    upstream = FakeUpstream()
+    submit = detokenizer_pb2.ConnectSubmit(stream_id=1, submit=small_request())
+    context = StuckContext(detokenizer_pb2.DetokenizerServiceConnectRequest(submits=[submit]))
+    serving = asyncio.ensure_future(stuck_servicer(upstream).Connect(None, context))
+    async with asyncio.timeout(LIMIT_S):
+        while not upstream.listeners:  # noqa: ASYNC110  # a fake's list
+            await asyncio.sleep(0)
+        upstream.listeners[0].on_verdict(0, None)
+        with pytest.raises(RequestError) as caught:
+            await serving
+    assert caught.value.reason is FailureReason.SLOW_READER
+    assert upstream.aborts
+
+
+async def test_a_stuck_reader_of_generate_is_cut_too() -> None:
+    upstream = FakeUpstream()
+    request = detokenizer_pb2.DetokenizerServiceGenerateRequest(submit=small_request())
+    serving = asyncio.ensure_future(stuck_servicer(upstream).Generate(request, StuckContext(None)))
+    async with asyncio.timeout(LIMIT_S):
+        while not upstream.listeners:  # noqa: ASYNC110  # a fake's list
+            await asyncio.sleep(0)
+        upstream.listeners[0].on_verdict(0, None)
+        upstream.listeners[0].on_tokens(0, 0, ids("a"), None)
+        with pytest.raises(RequestError) as caught:
+            await serving
+    assert caught.value.reason is FailureReason.SLOW_READER
+    assert upstream.aborts
 
 
 def test_large_frames_go_in_several_messages_with_the_end_in_the_last() -> None:
