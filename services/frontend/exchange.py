@@ -9,6 +9,7 @@ credit of the request.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from shared.errors import RequestError
 from shared.sampling import SequenceStats
@@ -25,6 +26,7 @@ class Exchange:
         "is_admitted",
         "is_ended",
         "request_id",
+        "sink",
         "stats",
         "stream_id",
     )
@@ -38,6 +40,8 @@ class Exchange:
         self.error: RequestError | None = None
         self.finish_reason = ""
         self.stats: SequenceStats | None = None
+        # Takes a piece past the reader, who must be waiting; false: the piece has to wait.
+        self.sink: Callable[[bytes], bool] | None = None
         self._pieces: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
 
@@ -47,10 +51,13 @@ class Exchange:
         self.wake()
 
     def push(self, piece: bytes) -> None:
-        """Bytes for the client."""
-        if not self.is_ended:
-            self._pieces.append(piece)
-            self.wake()
+        """Bytes for the client; they wait unless `sink` takes them at once."""
+        if self.is_ended:
+            return
+        if self.sink is not None and not self._pieces and self.sink(piece):
+            return
+        self._pieces.append(piece)
+        self.wake()
 
     def finish(self, reason: str, stats: SequenceStats) -> None:
         """The good end; `reason` is that of the first choice."""

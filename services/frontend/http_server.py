@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.frontend.errors import ApiError
 from shared.errors import ConfigError
@@ -23,8 +24,41 @@ STARTUP_POLL_S: Final = 0.01
 # A request's line and headers: far above what clients send.
 MAX_HEAD_BYTES: Final = 64 << 10
 HEAD_TIMEOUT_S: Final = 30.0
-# Name of the ASGI extension that drops the connection of a request.
-ABORT_EXTENSION: Final = "glm.abort"
+# Name of the ASGI extension that leads to the connection of a request.
+CONNECTION_EXTENSION: Final = "glm.connection"
+
+
+class Connection:
+    """A straight way from a response to its connection, past the layers of ASGI."""
+
+    __slots__ = ("_cycle", "_flow", "_transport")
+
+    def __init__(
+        self, transport: asyncio.Transport, flow: FlowControl, cycle: RequestResponseCycle
+    ) -> None:
+        """Keep the parts of one request."""
+        self._transport = transport
+        self._flow = flow
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> bool:
+        """Send one chunk of a body whose head is out, now; False if it has to wait its turn."""
+        if self._flow.write_paused or not self._cycle.chunked_encoding:
+            return False
+        if self._cycle.disconnected or self._cycle.response_complete:
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def drop(self) -> None:
+        """Close at once: an orderly close would wait for the client to take what is buffered."""
+        self._transport.abort()
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The connection of a request; None under another server."""
+    extension = (scope.get("extensions") or {}).get(CONNECTION_EXTENSION)
+    return None if extension is None else extension["connection"]
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -56,15 +90,18 @@ class GatewayProtocol(HttpToolsProtocol):
                 self._refuse(431, f"The head of a request has at most {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        """Let the application drop a connection whose client takes no bytes."""
+        """A head has begun."""
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT_EXTENSION: {"abort": self.transport.abort}}
         self._start_head()
 
     def on_headers_complete(self) -> None:
-        """The rest is the application's to bound."""
+        """The rest is the application's to bound; it gets a straight way to the connection."""
         self._end_head()
         super().on_headers_complete()
+        # The application starts in a later turn of the loop, so this is in time.
+        self.cycle.scope["extensions"] = {
+            CONNECTION_EXTENSION: {"connection": Connection(self.transport, self.flow, self.cycle)}
+        }
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.errors import ApiError, from_request_error
 from services.frontend.exchange import Exchange
-from services.frontend.http_server import ABORT_EXTENSION
+from services.frontend.http_server import Connection, connection_of
 from shared import sse
 from shared.errors import FailureReason, RequestError
 
@@ -133,17 +133,43 @@ class StreamAnswer(Response):
                     "headers": self.raw_headers,
                 }
             )
+            self._open_sink(lane, connection_of(scope))
             await self._send_frames(lane, send)
             await self._send_end(lane, send)
         except asyncio.CancelledError:
             if not lane.is_cut:
                 raise
-            _drop_connection(scope)
+            if (connection := connection_of(scope)) is not None:
+                connection.drop()
             raise RequestError(
                 FailureReason.SLOW_READER, "the client did not take its bytes in time"
             ) from None
         finally:
+            self._exchange.sink = None
             self._keeper.close(lane)
+
+    def _open_sink(self, lane: Lane, connection: Connection | None) -> None:
+        """Let frames go to the connection from where they arrive, while nothing is in their way.
+
+        That saves a turn of the event loop and all layers of ASGI: most of the cost of a frame.
+        """
+        if connection is None:
+            return
+
+        def sink(data: bytes) -> bool:
+            if lane.blocked_since is not None or not connection.write(data):
+                return False
+            self._note_sent(lane, len(data))
+            return True
+
+        self._exchange.sink = sink
+
+    def _note_sent(self, lane: Lane, num_bytes: int) -> None:
+        lane.last_sent = time.monotonic()
+        self._client.give_credit(self._exchange, num_bytes)
+        if not lane.has_output:
+            lane.has_output = True
+            self._on_first_bytes()
 
     async def _send_frames(self, lane: Lane, send: Send) -> None:
         exchange = self._exchange
@@ -152,10 +178,7 @@ class StreamAnswer(Response):
             data = exchange.take()
             if data:
                 await _send(lane, send, data)
-                self._client.give_credit(exchange, len(data))
-                if not lane.has_output:
-                    lane.has_output = True
-                    self._on_first_bytes()
+                self._note_sent(lane, len(data))
             elif exchange.is_ended:
                 return
             elif lane.is_silent:
@@ -171,13 +194,6 @@ class StreamAnswer(Response):
 def error_frames(error: ApiError) -> bytes:
     """The end of a stream that failed."""
     return sse.event(error.body()) + sse.DONE
-
-
-def _drop_connection(scope: Scope) -> None:
-    """Close at once: an orderly close would wait for the client to take what is buffered."""
-    extension = (scope.get("extensions") or {}).get(ABORT_EXTENSION)
-    if extension is not None:
-        extension["abort"]()
 
 
 async def _send(lane: Lane, send: Send, data: bytes, *, is_last: bool = False) -> None:

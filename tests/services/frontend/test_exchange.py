@@ -77,6 +77,26 @@ def test_what_comes_after_a_failure_is_dropped(exchange: Exchange) -> None:
     assert (exchange.stats, exchange.take()) == (None, b"")
 
 
+async def test_a_sink_takes_pieces_past_the_reader_in_order(exchange: Exchange) -> None:
+    taken: list[bytes] = []
+    is_free = True
+
+    def sink(piece: bytes) -> bool:
+        if is_free:
+            taken.append(piece)
+        return is_free
+
+    exchange.sink = sink
+    exchange.push(b"a")
+    is_free = False
+    exchange.push(b"b")
+    is_free = True
+    exchange.push(b"c")
+    assert (taken, exchange.take()) == ([b"a"], b"bc")
+    exchange.push(b"d")
+    assert taken == [b"a", b"d"]
+
+
 async def test_a_wake_ends_a_wait_without_news(exchange: Exchange) -> None:
     waiting = asyncio.create_task(exchange.wait())
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http_server import ABORT_EXTENSION, HttpServer, bind, raise_file_limit
+from services.frontend.http_server import HttpServer, bind, connection_of, raise_file_limit
 from shared.errors import ConfigError
 
 
@@ -82,7 +82,9 @@ async def test_bodies_and_idle_connections_are_no_heads(monkeypatch: pytest.Monk
 async def test_a_connection_can_be_dropped_at_once() -> None:
     async def drop(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        scope["extensions"][ABORT_EXTENSION]["abort"]()
+        connection = connection_of(scope)
+        assert connection is not None
+        connection.drop()
 
     server = HttpServer(drop, bind("127.0.0.1", 0))
     await server.start()
@@ -90,6 +92,56 @@ async def test_a_connection_can_be_dropped_at_once() -> None:
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert not answer.endswith(b"0\r\n\r\n")
     await server.stop()
+
+
+async def test_chunks_written_straight_to_the_connection_are_part_of_the_answer() -> None:
+    async def straight(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
+        assert connection is not None
+        assert not connection.write(b"too early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert connection.write(b"one")
+        await send({"type": "http.response.body", "body": b"two", "more_body": True})
+        assert connection.write(b"x" * 17)
+        await send({"type": "http.response.body", "body": b""})
+        assert not connection.write(b"too late")
+
+    server = HttpServer(straight, bind("127.0.0.1", 0))
+    await server.start()
+    answer = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert body == b"3\r\none\r\n3\r\ntwo\r\n11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
+    await server.stop()
+
+
+async def test_a_client_that_does_not_read_makes_writes_wait() -> None:
+    outcome: list[bool] = []
+
+    async def flood(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
+        assert connection is not None
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            outcome.append(connection.write(b"x" * 65_536))
+            if not outcome[-1]:
+                break
+            await asyncio.sleep(0)
+        connection.drop()
+
+    server = HttpServer(flood, bind("127.0.0.1", 0))
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(10):
+        while not outcome or outcome[-1]:  # noqa: ASYNC110  # told by no event
+            await asyncio.sleep(0.01)
+    assert len(outcome) < 1000
+    writer.close()
+    await server.stop()
+
+
+def test_another_server_offers_no_straight_way() -> None:
+    assert connection_of({"type": "http"}) is None
 
 
 def test_the_process_may_open_as_many_sockets_as_the_system_allows() -> None:

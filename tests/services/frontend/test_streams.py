@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.frontend.exchange import Exchange
-from services.frontend.http_server import ABORT_EXTENSION
+from services.frontend.http_server import CONNECTION_EXTENSION
 from services.frontend.streams import FAILED_STALL_S, StreamAnswer, StreamKeeper
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats
@@ -23,6 +23,23 @@ class Client:
         self.credit += num_bytes
 
 
+class Connection:
+    """Stands for the straight way to the socket."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.is_free = True
+        self.num_dropped = 0
+
+    def write(self, data: bytes) -> bool:
+        if self.is_free:
+            self.written.append(data)
+        return self.is_free
+
+    def drop(self) -> None:
+        self.num_dropped += 1
+
+
 class Delivery:
     """A stream on its way to a socket that can be blocked."""
 
@@ -33,16 +50,15 @@ class Delivery:
         self.exchange.admit()
         self.sent: list[bytes] = []
         self.messages: list[dict[str, Any]] = []
-        self.num_first, self.num_dropped = 0, 0
+        self.num_first = 0
+        self.connection = Connection()
+        self.connection.is_free = False
         self.is_open = asyncio.Event()
         self.is_open.set()
 
     def start(self) -> "asyncio.Task[None]":
         def first() -> None:
             self.num_first += 1
-
-        def drop() -> None:
-            self.num_dropped += 1
 
         answer = StreamAnswer(
             self.exchange,
@@ -51,7 +67,10 @@ class Delivery:
             headers={"x-a": "b"},
             on_first_bytes=first,
         )
-        scope = {"type": "http", "extensions": {ABORT_EXTENSION: {"abort": drop}}}
+        scope = {
+            "type": "http",
+            "extensions": {CONNECTION_EXTENSION: {"connection": self.connection}},
+        }
         return asyncio.create_task(answer(scope, None, self._send))  # type: ignore[arg-type]
 
     async def _send(self, message: Any) -> None:
@@ -91,6 +110,46 @@ async def test_frames_leave_as_they_came_and_give_credit() -> None:
     delivery.exchange.finish("stop", SequenceStats())
     await task
     assert delivery.messages[-1]["more_body"] is False
+
+
+async def test_frames_go_straight_to_a_connection_that_is_free() -> None:
+    delivery = Delivery()
+    delivery.connection.is_free = True
+    delivery.exchange.push(b"zero")
+    task = delivery.start()
+    await settle()
+    assert delivery.sent == [b"zero"]
+    delivery.exchange.push(b"one")
+    assert delivery.connection.written == [b"one"]
+    delivery.connection.is_free = False
+    delivery.exchange.push(b"two")
+    delivery.connection.is_free = True
+    delivery.exchange.push(b"three")
+    await settle()
+    assert (delivery.sent, delivery.connection.written) == ([b"zero", b"twothree"], [b"one"])
+    delivery.exchange.push(b"four")
+    delivery.exchange.finish("stop", SequenceStats())
+    await task
+    assert delivery.connection.written == [b"one", b"four"]
+    assert (delivery.client.credit, delivery.num_first) == (len("zeroonetwothreefour"), 1)
+    assert delivery.messages[-1]["more_body"] is False
+
+
+async def test_no_frame_overtakes_one_that_is_being_sent() -> None:
+    delivery = Delivery()
+    task = delivery.start()
+    await settle()
+    delivery.is_open.clear()
+    delivery.exchange.push(b"one")
+    await settle()
+    delivery.connection.is_free = True
+    delivery.exchange.push(b"two")
+    assert delivery.connection.written == []
+    delivery.is_open.set()
+    await settle()
+    assert delivery.sent == [b"one", b"two"]
+    delivery.exchange.finish("stop", SequenceStats())
+    await task
 
 
 async def test_frames_that_wait_for_a_slow_client_leave_as_one() -> None:
@@ -159,7 +218,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(has_failed: bool, limit: f
     with pytest.raises(RequestError) as caught:
         await task
     assert caught.value.reason is FailureReason.SLOW_READER
-    assert delivery.num_dropped == 1
+    assert delivery.connection.num_dropped == 1
 
 
 async def test_a_stream_past_its_time_fails() -> None:
@@ -179,4 +238,4 @@ async def test_a_cancelled_stream_is_looked_after_no_more() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     delivery.keeper.look(time.monotonic() + 9999)
-    assert delivery.num_dropped == 0
+    assert delivery.connection.num_dropped == 0
