@@ -129,6 +129,8 @@ class BodyPresenter:
     def render(self, choices: Sequence[Choice]) -> bytes:
         """Nothing until the end, then everything."""
         if self._is_done or any(choice.end is None for choice in choices):
+            for choice in choices:
+                choice.text.delta.compact()
             return b""
         self._is_done = True
         entries = b",".join(self._entry(choice) for choice in choices)

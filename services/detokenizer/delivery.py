@@ -22,7 +22,7 @@ _ENTRY_BYTES = 100
 class ReaderLimits:
     """How long and how much is kept for a reader who does not read."""
 
-    max_pending_bytes: int = 1 << 20
+    max_pending_bytes: int = 1 << 18
     max_stall_s: float = 30.0
 
 
@@ -95,6 +95,8 @@ class Delivery:
             has_news = self.response.end is not None or any(map(_has_news, self.response.choices))
             if has_news and self._stalled_since is None:
                 self._stalled_since = now
+            for choice in self.response.choices:
+                choice.text.delta.compact()
             return b"", not has_news
         self._stalled_since = None
         frames = self._presenter.render(self.response.choices)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+_MAX_PIECES = 1024
+
 
 @dataclass(slots=True)
 class ToolPiece:
@@ -29,6 +31,14 @@ class Delta:
         """Size, to bound what is kept for a slow reader."""
         total = sum(map(len, self.content)) + sum(map(len, self.reasoning))
         return total + sum(len(piece.name) + len(piece.arguments) for piece in self.tools)
+
+    def compact(self) -> None:
+        """Join what waits: thousands of short pieces take many times the memory of their text."""
+        for pieces in (self.reasoning, self.content):
+            if len(pieces) > _MAX_PIECES:
+                pieces[:] = ["".join(pieces)]
+        if len(self.tools) > _MAX_PIECES:
+            self.tools = self.merged_tools()
 
     def merged_tools(self) -> list[ToolPiece]:
         """One piece per call, in order."""

@@ -20,7 +20,7 @@ class DetokenizerSettings(ServiceSettings):
         default=3600.0, gt=0, description="Time limit of requests that name none or a longer one."
     )
     reader_max_pending_bytes: int = Field(
-        default=1 << 20,
+        default=1 << 18,
         ge=1 << 12,
         description="Output kept for a stream without credit; past it the request ends.",
     )
