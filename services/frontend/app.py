@@ -26,7 +26,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(Door, keys=keys, metrics=gateway.metrics)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_validation)
-    describe(app, title=app.title, version=app.version)
+    describe(app, title=app.title, version=app.version, has_keys=bool(gateway.settings.api_key))
     return app
 
 

@@ -65,8 +65,15 @@ def generation_docs(body: type[BaseModel], answer: type[BaseModel]) -> dict[str,
     }
 
 
-def describe(app: FastAPI, *, title: str, version: str) -> None:
-    """Give the application its OpenAPI document, made when first asked for."""
+def describe(app: FastAPI, *, title: str, version: str, has_keys: bool) -> None:
+    """Give the application its OpenAPI document, made when first asked for.
+
+    Args:
+        app: With all its routes.
+        title: Of the document.
+        version: Of the software.
+        has_keys: Whether /v1 asks for a key; the page then offers a field for it.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -76,7 +83,18 @@ def describe(app: FastAPI, *, title: str, version: str) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(bodies["$defs"])
+            if has_keys:
+                _describe_keys(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _describe_keys(document: dict[str, Any]) -> None:
+    schemes = document["components"].setdefault("securitySchemes", {})
+    schemes["api_key"] = {"type": "http", "scheme": "bearer"}
+    for path, methods in document["paths"].items():
+        if path.startswith("/v1/"):
+            for method in methods.values():
+                method["security"] = [{"api_key": []}]

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from services.frontend.app import create_app
@@ -75,10 +76,15 @@ def lone_gateway() -> Gateway:
     )
 
 
+@pytest.fixture(scope="session")
+def lone_app(lone_gateway: Gateway) -> FastAPI:
+    return create_app(lone_gateway)
+
+
 @pytest.fixture
-async def lone(lone_gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+async def lone(lone_app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of that gateway, in this process."""
-    transport = httpx.ASGITransport(create_app(lone_gateway))
+    transport = httpx.ASGITransport(lone_app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 

@@ -61,6 +61,12 @@ class TestGuarded:
         assert response.status_code == 200
         assert len(mesh.fake.submits[0].submit.tenant_id) == 16
 
+    async def test_the_documentation_page_offers_a_field_for_the_key(self, mesh: Mesh) -> None:
+        document = (await mesh.http.get("/openapi.json")).json()
+        assert document["components"]["securitySchemes"]["api_key"]["scheme"] == "bearer"
+        assert document["paths"]["/v1/models"]["get"]["security"] == [{"api_key": []}]
+        assert "security" not in document["paths"]["/health"]["get"]
+
     async def test_a_refused_body_is_not_read(self, mesh: Mesh) -> None:
         response = await mesh.http.post("/v1/completions", content=b"x" * 100)
         assert isinstance(response, httpx.Response)
