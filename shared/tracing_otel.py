@@ -23,9 +23,9 @@ from opentelemetry.sdk.trace.export import (
     SpanExportResult,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
 
 from shared.log import get_logger
-from shared.tracing import AttributeValue
 
 _logger = get_logger(__name__)
 
