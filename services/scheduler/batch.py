@@ -194,8 +194,8 @@ class Batch:
         num_positions = max(position + 1, sequence.num_tokens)
         needed = self.limits.blocks_for(num_positions) - len(sequence.blocks)
         while holdings.num_free_blocks < needed:
-            if holdings.num_free_blocks + holdings.num_deferred >= needed:
-                return False  # enough come back with the results of the plans in flight
+            if holdings.num_free_blocks + self._num_coming_back() >= needed:
+                return False
             victim = next(reversed(self.running))
             self._preempt(victim)
             if victim is sequence:
@@ -204,6 +204,11 @@ class Batch:
             holdings.take_blocks(sequence, needed)
         self._set_plan_limit(sequence)
         return True
+
+    def _num_coming_back(self) -> int:
+        """Blocks that the results of the plans in flight surely set free."""
+        ending = (s for s in self.running if s.num_planned_tokens >= s.total_limit - 1)
+        return self.holdings.num_deferred + sum(len(s.blocks) for s in ending)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence, SequenceState.WAITING)

@@ -89,13 +89,9 @@ class SchedulerCore:
         deadline = now + min(timeout_s, self._config.max_timeout_s)
         for entry in submission.sequences:
             assert entry.stream_id not in outlet.sequences, "the door lets no live stream_id in"
-            room = limits.max_sequence_len - len(entry.prompt_token_ids)
-            sampling = dataclasses.replace(
-                submission.sampling,
-                seed=entry.seed,
-                max_tokens=min(submission.sampling.max_tokens, room),
-            )
+            sampling = dataclasses.replace(submission.sampling, seed=entry.seed)
             sequence = Sequence(request, outlet, entry, sampling, now)
+            sequence.cut_to(limits.max_sequence_len)
             request.live.append(sequence)
             outlet.sequences[entry.stream_id] = sequence
             self._waiting.append(sequence)
@@ -164,15 +160,17 @@ class SchedulerCore:
     # -- the worker --------------------------------------------------------------------------
 
     def worker_opened(self, capacity: Capacity, now: float) -> None:
-        """An epoch stands; what no longer fits fails, the rest runs again."""
+        """An epoch stands; what does not fit this worker fails, the rest runs again."""
         assert self._batch is None, "an epoch is open already"
         self._limits = limits = Limits.of(self._config, capacity)
         for sequence in list(self._waiting):
             sequence.last_step = 0
             try:
-                check_fit(sequence.total_limit - 1, limits)
+                check_fit(sequence.num_tokens, limits)
             except RequestError as error:
                 self._end(sequence, now, failure=error)
+            else:
+                sequence.cut_to(limits.max_sequence_len)
         self._batch = Batch(limits, self._waiting, self, self._find_cached_blocks)
 
     def worker_lost(self, error: RequestError, now: float, *, can_resume: bool) -> None:

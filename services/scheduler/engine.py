@@ -95,7 +95,7 @@ class Engine:
         self._clock = clock
         self._wake = asyncio.Event()
         self._sinks: dict[Outlet, Callable[[Delivery], None]] = {}
-        self._is_flush_due = False
+        self._flush_due = asyncio.Event()
         self._is_draining = False
         # When the worker was lost; None while an epoch stands or was never there.
         self._lost_at: float | None = None
@@ -162,11 +162,15 @@ class Engine:
 
     async def watch_load(self) -> AsyncIterator[LoadSnapshot]:
         """The state now, then each change, at most ten per second."""
-        self._load = self._core.load()
+        changed = self._load_changed
+        shown = self._core.load()
+        yield shown
         while True:
-            changed = self._load_changed
-            yield self._load
             await changed.wait()
+            changed = self._load_changed
+            if self._load != shown:
+                shown = self._load
+                yield shown
 
     # -- state -------------------------------------------------------------------------------
 
@@ -190,6 +194,7 @@ class Engine:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_time())
+            tasks.create_task(self._deliver())
             tasks.create_task(self._run_epochs())
 
     async def _run_epochs(self) -> None:
@@ -242,7 +247,7 @@ class Engine:
         """Take results; the next plan goes out before the clients are told."""
         while True:
             result = await session.receive()
-            if self._is_flush_due:
+            if self._flush_due.is_set():
                 self._flush()  # the columns of a message hold one step: stream_ids are distinct
             now = self._clock()
             self._core.take_result(result, now)
@@ -250,14 +255,28 @@ class Engine:
             self._step_since = now if self._core.num_in_flight else None
             self._notice()
 
+    async def _deliver(self) -> None:
+        """Tell the clients whenever something gathered; a task, so that its errors are seen."""
+        while True:
+            await self._flush_due.wait()
+            self._flush()
+
     async def _time_steps(self) -> None:
-        """End the epoch when a step takes too long."""
+        """End the epoch when a step takes too long, or none is planned though work waits."""
         limit_s = self._config.step_timeout_s
+        unplanned_since: float | None = None
         while True:
             await asyncio.sleep(min(TICK_S, limit_s / 4))
-            if self._step_since is not None and self._clock() - self._step_since > limit_s:
+            now = self._clock()
+            if self._step_since is not None and now - self._step_since > limit_s:
                 step = self._core.last_planned_step - self._core.num_in_flight + 1
                 raise WorkerLostError(f"step {step} has had no result for {limit_s:g} s")
+            if self._core.num_in_flight or not self._core.num_live:
+                unplanned_since = None
+            elif unplanned_since is None:
+                unplanned_since = now
+            elif now - unplanned_since > limit_s:
+                raise WorkerLostError(f"work has waited {limit_s:g} s and no step was planned")
 
     async def _keep_time(self) -> None:
         """Deadlines, the grace of a lost worker, load snapshots."""
@@ -279,7 +298,7 @@ class Engine:
         self._step_since = None
         if not self._is_draining:
             self._core.refuse_new(None)
-            self._show("")
+        self._show("draining" if self._is_draining else "")
         _log.info(
             "worker opened an epoch",
             extra={
@@ -323,13 +342,11 @@ class Engine:
     def _notice(self) -> None:
         """Something happened: wake the sender, tell the clients after it had its turn."""
         self._wake.set()
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flush_due.set()
 
     def _flush(self) -> None:
         """Hand out what gathered."""
-        self._is_flush_due = False
+        self._flush_due.clear()
         for outlet, delivery in self._core.take_deliveries():
             if delivery.ends and tracing.is_enabled():
                 record_spans(delivery.ends, self._clock())

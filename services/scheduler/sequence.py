@@ -5,6 +5,7 @@ Law of the counts: `num_planned_tokens` positions have been ordered from the wor
 plans in flight included); positions below `plan_limit` may be ordered without a further thought.
 """
 
+import dataclasses
 import enum
 from array import array
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Sequence:
         request: Its request.
         outlet: Where its tokens go.
         submit: What was asked for.
-        sampling: Resolved, with the seed of this sequence and `max_tokens` cut to the context.
+        sampling: Resolved, with the seed of this sequence.
         arrived_at: Time of the submit, seconds.
     """
 
@@ -120,6 +121,13 @@ class Sequence:
     def num_tokens(self) -> int:
         """Confirmed tokens, prompt and output."""
         return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def cut_to(self, max_len: int) -> None:
+        """Let the sequence end at `max_len` tokens, if it would go further."""
+        if self.total_limit > max_len:
+            self.total_limit = max_len
+            max_tokens = max_len - self.num_prompt_tokens
+            self.sampling = dataclasses.replace(self.sampling, max_tokens=max_tokens)
 
     def leave(self, state: SequenceState) -> None:
         """Stop running; the caller has taken row and blocks."""

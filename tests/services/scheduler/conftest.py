@@ -221,11 +221,11 @@ class Running:
         return Peer(self.stub)
 
     async def end(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
         self.stop.set()
         if self._task is not None:
             await self._task
-        if self._channel is not None:
-            await self._channel.close()
         if self._worker_server is not None:
             await self._worker_server.stop(0)
 

@@ -141,16 +141,24 @@ def test_a_preemption_storm_ends_with_progress_for_everybody() -> None:
     assert harness.core.load().num_preemptions_total < 40
 
 
-def test_blocks_that_are_about_to_come_back_spare_a_preemption() -> None:
-    harness = Harness(capacity(num_blocks=4, max_model_len=12), max_plans_in_flight=2)
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_blocks_that_are_about_to_come_back_spare_a_preemption(is_aborted: bool) -> None:
+    """The plan in flight surely ends the short one, or it was aborted while named there."""
+    harness = Harness(capacity(num_blocks=5, max_model_len=16), max_plans_in_flight=2)
     outlet = Outlet()
-    harness.submit(outlet, [3], max_tokens=8)
-    harness.submit(outlet, [2], max_tokens=2)
-    harness.submit(outlet, [3], max_tokens=1)
-    for _ in range(20):
-        harness.step()
+    harness.submit(outlet, [1], max_tokens=4)
+    harness.submit(outlet, [9], max_tokens=5)
+    for _ in range(3):
+        harness.plan()
+        harness.take_result()
+    assert scheduled(harness.plan()) == [(3, 1), (11, 1)]
+    if is_aborted:
+        harness.abort(0)
+    assert harness.core.load().num_free_blocks == 0
+    assert harness.plan() is None, "the long one waits for the block"
     harness.run_to_end()
     assert harness.core.load().num_preemptions_total == 0
+    assert len(harness.streams[1].tokens) == 5
 
 
 def test_a_run_of_several_tokens_is_caught_up_in_one_step() -> None:

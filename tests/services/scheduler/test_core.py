@@ -313,9 +313,9 @@ def test_a_loss_that_cannot_be_resumed_fails_what_was_running() -> None:
     assert harness.streams[1].end is None
 
 
-def test_what_does_not_fit_the_next_worker_fails() -> None:
-    harness = Harness(capacity())
-    harness.submit(Outlet(), [40, 5])
+def test_what_does_not_fit_the_next_worker_fails_and_the_rest_is_cut_to_it() -> None:
+    harness = Harness(capacity(num_blocks=40))
+    harness.submit(Outlet(), [40, 5], max_tokens=50)
     harness.step()
     harness.lose_worker()
     harness.capacity = capacity(max_model_len=32)
@@ -324,7 +324,8 @@ def test_what_does_not_fit_the_next_worker_fails() -> None:
     assert failure is not None
     assert failure.reason is FailureReason.CONTEXT_LENGTH_EXCEEDED
     harness.run_to_end()
-    assert len(harness.streams[1].tokens) == 8
+    assert len(harness.streams[1].tokens) == 27
+    assert end_of(harness, 1).finish_reason is FinishReason.LENGTH
 
 
 def test_fail_all_ends_every_live_sequence() -> None:

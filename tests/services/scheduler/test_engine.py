@@ -327,6 +327,45 @@ async def test_the_load_is_told_at_once_and_at_every_change() -> None:
         task.cancel()
 
 
+async def test_a_new_watcher_takes_no_change_from_another() -> None:
+    async with Bench() as bench:
+        first, second = bench.engine.watch_load(), bench.engine.watch_load()
+        await anext(first)
+        client = bench.client()
+        client.submit(0)
+        await client.until(lambda: client.ends)
+        assert (await anext(second)).num_output_tokens_total == 8
+        async with asyncio.timeout(2):
+            while (await anext(first)).num_output_tokens_total != 8:
+                pass
+
+
+async def test_work_that_is_never_planned_ends_the_epoch() -> None:
+    """No known way leads there; if one does, health says so instead of staying green."""
+    async with Bench(step_timeout_s=0.1, grace_s=5.0) as bench:
+        bench.core.plan = lambda now: None  # type: ignore[method-assign]
+        bench.client().submit(0)
+        await bench.until_reason(lambda reason: "no step was planned" in reason)
+
+
+async def test_a_drained_engine_stays_so_when_the_worker_comes_back() -> None:
+    async with Bench(grace_s=5.0) as bench:
+        bench.engine.drain()
+        bench.link.kill()
+        await bench.until_reason(lambda reason: reason.startswith("no worker"))
+        bench.link.is_up = True
+        await bench.until_reason(lambda reason: reason == "draining")
+
+
+async def test_a_sink_that_breaks_stops_the_engine_and_is_not_swallowed() -> None:
+    bench = Bench()
+    async with bench:
+        outlet = bench.engine.open_outlet(lambda delivery: 1 / 0)  # type: ignore[arg-type,return-value]
+        bench.engine.submit(submission(), outlet)
+        await asyncio.wait({bench.task}, timeout=2)
+        assert isinstance(bench.task.exception(), BaseExceptionGroup)
+
+
 async def test_our_own_broken_invariant_stops_the_engine() -> None:
     bench = Bench()
     async with bench:
