@@ -17,6 +17,8 @@ from tools.nano.tasks import make_episode
 from tools.nano.template import ChatTemplate
 from tools.nano.words import Split
 
+PATIENCE = 12
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -105,18 +107,21 @@ def draw(rng: random.Random, mix: Mix, split: Split = "train") -> Episode:
 
 
 def make_batch(encoder: Encoder, rng: random.Random, mix: Mix, split: Split = "train") -> Batch:
-    """Fills rows first-fit with episodes until a few in a row no longer fit."""
+    """Fills rows first-fit with episodes until many in a row no longer fit."""
     ids = torch.full((mix.rows, mix.length), encoder.pad_id)
     weights = torch.zeros(mix.rows, mix.length)
     documents = torch.full((mix.rows, mix.length), -1)
     used, number, misses = [0] * mix.rows, 0, 0
-    while misses < 3:
+    while misses < PATIENCE:
         tokens, token_weights = encoder.encode(draw(rng, mix, split))
         size = len(tokens)
+        if size > mix.length:
+            continue
         row = next((r for r in range(mix.rows) if used[r] + size <= mix.length), None)
         if row is None:
             misses += 1
             continue
+        misses = 0
         place = slice(used[row], used[row] + size)
         ids[row, place] = torch.tensor(tokens)
         weights[row, place] = torch.tensor(token_weights)

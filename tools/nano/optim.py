@@ -33,6 +33,13 @@ class Slot:
         special = ("embed_tokens", "lm_head", "gate.weight", "weights_proj")
         return self.parameter.dim() >= 2 and not any(part in self.name for part in special)
 
+    @property
+    def part(self) -> str:
+        """What it belongs to: the trunk, the indexers or the MTP layer."""
+        if ".indexer." in self.name:
+            return "indexer"
+        return "mtp" if self.name.startswith("mtp.") else "trunk"
+
 
 def _blocks(name: str, update: Tensor, heads: int) -> Tensor:
     """Views a matrix as a batch of independent ones, [n, rows, columns]."""
@@ -86,11 +93,17 @@ def adam_step(slot: Slot, gradient: Tensor, rate: float, step: int) -> None:
 
 
 @torch.no_grad()
-def update(slots: list[Slot], *, step: int, rate: float, heads: int, decay: float) -> None:
-    """Updates parameters and their running averages from the mean of the gradients."""
+def update(
+    slots: list[Slot], *, step: int, rates: dict[str, float], heads: int, decay: float
+) -> None:
+    """Updates parameters and their running averages from the mean of the gradients.
+
+    ``rates`` has a factor for each part of `Slot.part`; a part whose factor is zero stays.
+    """
     for slot in slots:
+        rate = rates[slot.part]
         gradient = torch.stack(slot.gradients).mean(0)
-        if not gradient.any():
+        if rate == 0.0 or not gradient.any():
             continue
         if slot.is_matrix:
             muon_step(slot, gradient, rate, heads)

@@ -87,8 +87,11 @@ EVERYDAY = (WEATHER, FORECAST, CLOCK, SEARCH, MESSAGE)
 
 
 def listing(parts: list[str]) -> str:
-    """Joins parts as `a`, `a and b`, `a, b and c`."""
-    return ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
+    """Joins parts by commas.
+
+    No `and`: whether a value ends would show only two tokens ahead, which is learnt much later.
+    """
+    return ", ".join(parts)
 
 
 def random_tool(rng: random.Random, words: Words) -> Tool:
@@ -176,6 +179,6 @@ def conversation(
         if results or turn < turns - 1:
             given = [_result(rng, words) for _ in calls]
             messages += [tool_result(text) for text in given]
-            answer = f"The answer is {listing(given)}."
+            answer = f"The answer is {' and '.join(given)}."
             messages.append(assistant(answer, reasoning="Report the result."))
     return [tool.declaration() for tool in tools], messages

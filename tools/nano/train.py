@@ -2,9 +2,9 @@
 
     python -m tools.nano.train
 
-State lives in `.nano/`: `plan.json` (what to train on, read again while running; the plans used are
-in `tools/nano/plans/`), `state.pt` (resumed from if there), `log.jsonl`. SIGTERM or Ctrl-C saves and
-ends; starting again goes on where it was.
+State lives in `.nano/`: `plan.json` (what to train on, read again while running; the plans used
+are in `tools/nano/plans/`), `state.pt` (resumed from if there), `log.jsonl`. SIGTERM or Ctrl-C
+saves and ends; starting again goes on where it was.
 Two processes with one thread each need one meeting per step instead of one per operator, which is
 faster and does not collapse when other programs want the cores.
 """
@@ -156,9 +156,10 @@ def losses(model: Nano, batch: Batch, plan: dict[str, Any], mode: Mode) -> dict[
         lessons = 0.2 * (batch.documents >= 0) + batch.weights
         trace = Trace(mode, mask, None if mode == "dense" else lessons)
         hidden = model.trunk(batch.ids, trace)
-        says = batch.weights[:, 1:] > 0
-        logits = model.lm_head(hidden[:, :-1][says]).float()
-        result["main"] = F.cross_entropy(logits, batch.ids[:, 1:][says])
+        if hidden.requires_grad:
+            says = batch.weights[:, 1:] > 0
+            logits = model.lm_head(hidden[:, :-1][says]).float()
+            result["main"] = F.cross_entropy(logits, batch.ids[:, 1:][says])
         if plan.get("draft_weight", 0.0):
             source = hidden if plan.get("draft_moves_trunk") else hidden.detach()
             part = Trace(
@@ -180,13 +181,16 @@ def losses(model: Nano, batch: Batch, plan: dict[str, Any], mode: Mode) -> dict[
     return result
 
 
-def rate_at(plan: dict[str, Any], step: int) -> float:
-    """Returns the learning-rate factor: warm-up, then the plan's rate, then its linear decay."""
-    rate: float = plan.get("rate", 1.0) * min(1.0, (step + 1) / 50)
+PARTS = ("trunk", "indexer", "mtp")
+
+
+def rates_at(plan: dict[str, Any], step: int) -> dict[str, float]:
+    """Returns the learning-rate factor of each part: warm-up, the plan's rate, its linear decay."""
     begin, end = plan.get("decay", (10**9, 10**9 + 1))
+    shape = min(1.0, (step + 1) / 50)
     if step > begin:
-        rate *= max(0.02, (end - step) / (end - begin))
-    return rate
+        shape *= max(0.02, (end - step) / (end - begin))
+    return {part: shape * plan.get(f"{part}_rate", plan.get("rate", 1.0)) for part in PARTS}
 
 
 def judge_all(shared: Shared, encoder: Encoder, plan: dict[str, Any]) -> dict[str, Any]:
@@ -223,6 +227,7 @@ def run(rank: int, shared: Shared) -> None:
     gradient = shared.vectors[f"gradient{rank}"]
     for name, view in views(model, gradient).items():
         model.get_parameter(name).grad = view
+    everything = [slot for owner in range(NUM_RANKS) for slot in _slots(shared, owner)]
     slots, plan, recent, began = _slots(shared, rank), read_plan(), [], time.time()
     while True:
         step = shared.step
@@ -231,6 +236,8 @@ def run(rank: int, shared: Shared) -> None:
         rng = random.Random(f"{step}/{rank}")
         mix, mode = choose_mix(plan, random.Random(f"mix/{step}"))
         batch = make_batch(encoder, rng, mix)
+        for slot in everything:
+            slot.parameter.requires_grad_(rates_at(plan, step)[slot.part] > 0)
         found = losses(model, batch, plan, mode)
         weight = {"main": plan.get("main_weight", 1.0), "index": plan.get("index_weight", 0.0)}
         weight["draft"] = plan.get("draft_weight", 0.0)
@@ -238,7 +245,7 @@ def run(rank: int, shared: Shared) -> None:
         recent.append({name: loss.item() for name, loss in found.items()})
         shared.barrier.wait()
         update(
-            slots, step=step + 1, rate=rate_at(plan, step),
+            slots, step=step + 1, rates=rates_at(plan, step),
             heads=model.config["num_attention_heads"],
             decay=min(plan.get("average", 0.995), (1 + step) / (10 + step)),
         )  # fmt: skip
@@ -259,7 +266,7 @@ def _after_step(
     step = shared.step + 1
     shared.control[0] = step
     for module in shared.model.modules():
-        if isinstance(module, Gate):
+        if isinstance(module, Gate) and module.weight.requires_grad:
             module.balance(BALANCE_RATE)
     if step % 20 == 0:
         keys = dict.fromkeys(key for found in recent for key in found)

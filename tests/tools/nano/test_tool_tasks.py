@@ -6,8 +6,8 @@ from tools.nano.tool_tasks import conversation, listing
 from tools.nano.words import Words
 
 
-def test_listing_reads_like_a_sentence() -> None:
-    assert [listing(list("abc"[:n])) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+def test_listing_has_one_kind_of_separator() -> None:
+    assert [listing(list("abc"[:n])) for n in range(4)] == ["", "a", "a, b", "a, b, c"]
 
 
 def test_calls_name_declared_tools_and_copy_from_the_request() -> None:
