@@ -48,7 +48,8 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     # At its end torch tells statistics of caches nobody asked about.
     logging.getLogger("torch").setLevel(logging.WARNING)
     # Before any other torch work, so that one pool of threads exists in the process.
-    torch.set_num_threads(settings.num_threads or _default_num_threads())
+    num_threads = settings.num_threads or len(os.sched_getaffinity(0))
+    ops.set_num_threads(num_threads)
     device = _open_device(settings.device)
     config = ModelConfig.from_dir(path)
     dtype = _DTYPES[config.dtype if settings.dtype == "auto" else settings.dtype]
@@ -89,7 +90,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
             "dtype": str(dtype).removeprefix("torch."),
             "num_blocks": num_blocks,
             "max_model_len": max_model_len,
-            "num_threads": torch.get_num_threads(),
+            "num_threads": num_threads,
             "seconds": round(time.monotonic() - started, 2),
         },
     )
@@ -114,16 +115,6 @@ def _row_multiple(dtype: torch.dtype, device: torch.device) -> int:
     """
     is_torch_product = device.type == "cpu" and native.load() is None
     return 4 if is_torch_product and dtype == torch.float32 else 1
-
-
-def _default_num_threads() -> int:
-    """All cores but one: the rest of the mesh runs beside the model.
-
-    A torch operator waits for its slowest thread. With a thread on every core the other processes
-    push one aside at every step: on two busy cores the first step took 1.0 s with two threads and
-    0.04 s with one.
-    """
-    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def _choose_num_blocks(

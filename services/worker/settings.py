@@ -42,7 +42,7 @@ class WorkerSettings(ServiceSettings):
         default=None, ge=2, description="KV blocks, scratch block 0 included; overrides memory."
     )
     num_threads: int = Field(
-        default=0, ge=0, description="Threads of one torch operator; 0: all cores but one."
+        default=0, ge=0, description="Threads of one operator; 0: one per core."
     )
     stall_timeout_s: float = Field(
         default=60.0, gt=0, description="Not serving when one step takes longer, seconds."

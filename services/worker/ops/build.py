@@ -1,8 +1,7 @@
 """Compiles the C kernels: ``python -m services.worker.ops.build``.
 
 One shared library per instruction set that this machine's compiler knows; `native.load` picks the
-best one the CPU runs, so libraries may be built on one machine and used on another. They link to
-OpenMP, whose threads are torch's own: both find the library that torch loaded first.
+best one the CPU runs, so libraries may be built on one machine and used on another.
 """
 
 import os
@@ -19,13 +18,14 @@ _OPTIONS = (
     "-std=gnu11",
     "-O3",
     "-fPIC",
-    "-fopenmp",
+    "-fopenmp-simd",
+    "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wall",
     "-Wextra",
 )
-_ELEMENTS = {"bf16": ("-DELEM_BF16",), "f32": ()}
+_UNITS = {"bf16": ("kernels.c", "-DELEM_BF16"), "f32": ("kernels.c",), "pool": ("pool.c",)}
 
 
 class BuildError(Exception):
@@ -38,13 +38,12 @@ def build(variant: Variant, compiler: str) -> Path:
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = []
-        for name, defines in _ELEMENTS.items():
+        for name, (source, *defines) in _UNITS.items():
             objects.append(str(Path(scratch) / f"{name}.o"))
-            source = str(SOURCE_DIR / "kernels.c")
             options = (*_OPTIONS, *variant.options, *defines)
-            _run(compiler, *options, "-c", source, "-o", objects[-1])
+            _run(compiler, *options, "-c", str(SOURCE_DIR / source), "-o", objects[-1])
         library = Path(scratch) / target.name
-        _run(compiler, "-shared", "-fopenmp", *objects, "-lm", "-o", str(library))
+        _run(compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(library))
         library.replace(target)
     return target
 

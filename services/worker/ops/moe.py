@@ -341,7 +341,7 @@ def _native_unpermute(
     width = permuted_tokens.shape[1]
     output = torch.empty((tokens, width), dtype=permuted_tokens.dtype)
     native.call(
-        "token_unpermute", permuted_tokens.dtype, tokens, k, width,
+        "token_unpermute", permuted_tokens.dtype, tokens, k, width, permuted_tokens.shape[0],
         permuted_tokens, sorted_indices, weights, output,
     )  # fmt: skip
     return output

@@ -29,7 +29,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "grouped_matmul": "iiiiipppp",
         "head_matmul": "iiiiiippp",
         "swiglu": "iipp",
-        "token_unpermute": "iiipppp",
+        "token_unpermute": "iiiipppp",
     }
 )
 """Arguments of each C function: i int64, f double, p pointer."""
@@ -45,6 +45,8 @@ class Native:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self.path = path
+        self._set_num_threads = library.glm_set_num_threads
+        self._set_num_threads.argtypes = [ctypes.c_int64]
         self._functions = {}
         for name, signature in SIGNATURES.items():
             for dtype, suffix in _SUFFIXES.items():
@@ -54,6 +56,11 @@ class Native:
                 function.argtypes = [_TYPES[kind] for kind in signature]
                 function.restype = ctypes.c_int
                 self._functions[name, dtype] = function
+
+    def set_num_threads(self, count: int) -> None:
+        """Threads a kernel may use, the caller's included; one caller at a time."""
+        if self._set_num_threads(count):
+            raise OSError(f"cannot start {count - 1} threads for the CPU kernels")
 
     def call(self, name: str, dtype: torch.dtype, *arguments: Tensor | float) -> None:
         """Run one kernel; every tensor must outlive the call, which the argument list ensures."""

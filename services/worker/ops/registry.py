@@ -28,6 +28,20 @@ def register() -> None:
     _register_once()
 
 
+def set_num_threads(count: int) -> None:
+    """Threads of one operator, the caller's included.
+
+    The compiled kernels have threads of their own and leave torch little to do; a second pool of
+    torch's would only take cores from them. Without compiled kernels all threads are torch's.
+    """
+    library = native.load()
+    if library is None:
+        torch.set_num_threads(count)
+        return
+    torch.set_num_threads(1)
+    library.set_num_threads(count)
+
+
 @functools.cache
 def _register_once() -> tuple[torch.library.Library, ...]:
     # The libraries live in the cache: the dispatcher drops a kernel with the object that added it.

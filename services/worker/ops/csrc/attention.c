@@ -128,6 +128,7 @@ static void weigh_tile(state_t *state, int count, float scores[DOT][TILE]) {
 }
 
 typedef struct {
+    paged_t paged;
     const elem_t *query, *query_rope, *latent, *rope;
     const int32_t *positions;
     int64_t heads, width, is_causal;
@@ -205,19 +206,23 @@ static void attend(const paged_t *p, const attention_t *a, int64_t token, int64_
     }
 }
 
+static void attend_items(const void *context, int64_t first, int64_t last) {
+    const attention_t *a = context;
+    int64_t groups = (a->heads + DOT - 1) / DOT;
+    for (int64_t item = first; item < last; item++)
+        attend(&a->paged, a, item / groups, item % groups * DOT);
+}
+
 int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, int64_t max_blocks,
                              int64_t num_blocks, int64_t block_size, int64_t width,
                              int64_t is_causal, double scale, const elem_t *query,
                              const elem_t *query_rope, const elem_t *latent, const elem_t *rope,
                              const int32_t *positions, const int32_t *ends, const int32_t *lens,
                              const int32_t *blocks, elem_t *out) {
-    paged_t p = {tokens, sequences, max_blocks, num_blocks, block_size, ends, lens, blocks};
-    if (!is_in_range(&p)) return OUT_OF_RANGE;
-    attention_t a = {query, query_rope, latent, rope, positions, heads, width, is_causal,
+    attention_t a = {{tokens, sequences, max_blocks, num_blocks, block_size, ends, lens, blocks},
+                     query, query_rope, latent, rope, positions, heads, width, is_causal,
                      (float)scale, out};
-    int64_t groups = (heads + DOT - 1) / DOT;
-#pragma omp parallel for schedule(dynamic, 4) if (tokens * groups > 1)
-    for (int64_t item = 0; item < tokens * groups; item++)
-        attend(&p, &a, item / groups, item % groups * DOT);
+    if (!is_in_range(&a.paged)) return OUT_OF_RANGE;
+    glm_run(tokens * ((heads + DOT - 1) / DOT), 4, attend_items, &a);
     return OK;
 }

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__)
 #define GLM_AVX512 1
 #include <immintrin.h>
@@ -65,6 +67,14 @@ ALWAYS_INLINE float fast_exp(float x) {
     p = p * (r * r) + r + 1.0f;
     union { int32_t bits; float value; } scale = {.bits = (power.bits << 23) + 0x3f800000};
     return p * scale.value;
+}
+
+/* Run `body` over rows, on several threads if the elements are worth it. */
+ALWAYS_INLINE void over_rows(int64_t rows, int64_t elements_per_row, range_fn body,
+                             const void *context) {
+    int64_t chunk = PARALLEL_ELEMENTS / 2 / (elements_per_row > 0 ? elements_per_row : 1);
+    int64_t total = rows * elements_per_row;
+    glm_run(rows, total > PARALLEL_ELEMENTS ? (chunk > 0 ? chunk : 1) : rows, body, context);
 }
 
 #endif

@@ -2,7 +2,7 @@
 #include "dot.h"
 #include "paged.h"
 
-enum { HEAD = 128 };
+enum { HEAD = 128, MAX_HEADS = 64 };
 
 /* Scores of every visible key of one token. */
 static void score_keys(const paged_t *p, const int32_t *table, const elem_t *query,
@@ -62,20 +62,42 @@ static void select_best(const float *scores, int64_t n, int64_t count, int32_t *
     }
 }
 
-static void select_for_token(const paged_t *p, int64_t token, const elem_t *query,
-                             const elem_t *keys, const elem_t *weights, int64_t heads,
-                             int64_t count, float *scores, int32_t *positions) {
-    int64_t sequence = sequence_of(p, token);
+typedef struct {
+    paged_t paged;
+    const elem_t *query, *keys, *weights;
+    int64_t heads, weight_stride, count, longest;
+    int32_t *positions;
+    int *status;
+} select_t;
+
+/* `scores` holds `longest` values; it is made when the first token needs it. */
+static void select_for_token(const select_t *s, int64_t token, float **scores) {
+    const paged_t *p = &s->paged;
+    int64_t sequence = sequence_of(p, token), heads = s->heads;
     int64_t limit = sequence < 0 ? 0 : causal_limit(p, sequence, token);
-    if (limit <= count) {
+    int32_t *positions = s->positions + token * s->count;
+    if (limit <= s->count) {
         for (int64_t i = 0; i < limit; i++) positions[i] = (int32_t)i;
-        memset(positions + limit, 0xff, (size_t)(count - limit) * sizeof(int32_t));
+        memset(positions + limit, 0xff, (size_t)(s->count - limit) * sizeof(int32_t));
         return;
     }
-    float wide[64 + DOT] = {0}; /* heads are at most 64; the rest weighs nothing */
-    for (int64_t head = 0; head < heads; head++) wide[head] = to_float(weights[head]);
-    score_keys(p, p->blocks + sequence * p->max_blocks, query, keys, wide, heads, limit, scores);
-    select_best(scores, limit, count, positions);
+    if (!*scores) *scores = malloc((size_t)s->longest * sizeof(float));
+    if (!*scores) {
+        __atomic_store_n(s->status, NO_MEMORY, __ATOMIC_RELAXED);
+        return;
+    }
+    float weights[MAX_HEADS + DOT] = {0}; /* past the last head nothing weighs */
+    for (int64_t head = 0; head < heads; head++)
+        weights[head] = to_float(s->weights[token * s->weight_stride + head]);
+    score_keys(p, p->blocks + sequence * p->max_blocks, s->query + token * heads * HEAD, s->keys,
+               weights, heads, limit, *scores);
+    select_best(*scores, limit, s->count, positions);
+}
+
+static void select_tokens(const void *context, int64_t first, int64_t last) {
+    float *scores = NULL;
+    for (int64_t token = first; token < last; token++) select_for_token(context, token, &scores);
+    free(scores);
 }
 
 int KERNEL(lightning_indexer)(int64_t tokens, int64_t heads, int64_t weight_stride,
@@ -83,27 +105,14 @@ int KERNEL(lightning_indexer)(int64_t tokens, int64_t heads, int64_t weight_stri
                               int64_t block_size, int64_t count, const elem_t *query,
                               const elem_t *keys, const elem_t *weights, const int32_t *ends,
                               const int32_t *lens, const int32_t *blocks, int32_t *positions) {
-    paged_t p = {tokens, sequences, max_blocks, num_blocks, block_size, ends, lens, blocks};
-    if (heads > 64 || !is_in_range(&p)) return OUT_OF_RANGE;
-    int64_t longest = 0;
-    for (int64_t s = 0; s < sequences; s++) longest = lens[s] > longest ? lens[s] : longest;
-    int is_scored = longest > count, status = OK;
-#pragma omp parallel if (is_scored || tokens * count > PARALLEL_ELEMENTS)
-    {
-        float *scores = is_scored ? malloc((size_t)longest * sizeof(float)) : NULL;
-        if (is_scored && !scores) {
-#pragma omp atomic write
-            status = NO_MEMORY;
-        }
-#pragma omp barrier
-        if (status == OK) {
-#pragma omp for schedule(dynamic, 4)
-            for (int64_t token = 0; token < tokens; token++)
-                select_for_token(&p, token, query + token * heads * HEAD, keys,
-                                 weights + token * weight_stride, heads, count, scores,
-                                 positions + token * count);
-        }
-        free(scores);
-    }
+    int status = OK;
+    select_t s = {{tokens, sequences, max_blocks, num_blocks, block_size, ends, lens, blocks},
+                  query, keys, weights, heads, weight_stride, count, 0, positions, &status};
+    if (heads > MAX_HEADS || !is_in_range(&s.paged)) return OUT_OF_RANGE;
+    for (int64_t i = 0; i < sequences; i++) s.longest = lens[i] > s.longest ? lens[i] : s.longest;
+    if (s.longest > count)
+        glm_run(tokens, 4, select_tokens, &s);
+    else
+        over_rows(tokens, count, select_tokens, &s);
     return status;
 }

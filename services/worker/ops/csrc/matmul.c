@@ -5,7 +5,7 @@
  */
 #include "pairs.h"
 
-enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, PARALLEL_PRODUCTS = 1 << 18 };
+enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, CHUNK = 64, PARALLEL_PRODUCTS = 1 << 18 };
 
 /* One function per number of rows, with each row's sums in variables of their own: as elements of
  * an array the compiler writes them back to memory in every turn of the loop. */
@@ -176,30 +176,63 @@ static void strip(int64_t rows, const elem_t *x, int64_t x_stride, const elem_t 
         }
 }
 
+typedef struct {
+    int64_t inner, outer, strips;
+    const elem_t *x, *w;
+    elem_t *y;
+    const int64_t *starts; /* grouped: first row of each group */
+    int64_t tokens, chunks, token_stride, head_stride, y_stride; /* by head */
+} product_t;
+
+/* Items are (group, strip): a weight strip is read once for all rows of its group. */
+static void multiply_groups(const void *context, int64_t first, int64_t last) {
+    const product_t *p = context;
+    for (int64_t item = first; item < last; item++) {
+        int64_t group = item / p->strips, column = item % p->strips * WIDE;
+        int64_t start = p->starts[group], rows = p->starts[group + 1] - start;
+        if (rows > 0)
+            strip(rows, p->x + start * p->inner, p->inner,
+                  p->w + group * p->inner * p->outer + column, p->outer, p->inner,
+                  p->outer - column, p->y + start * p->outer + column, p->outer);
+    }
+}
+
 int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, int64_t outer,
                            int64_t is_counts, const elem_t *x, const elem_t *w,
                            const int64_t *group_list, elem_t *y) {
     int64_t *starts = malloc((size_t)(groups + 1) * sizeof(int64_t));
     if (!starts) return NO_MEMORY;
+    int is_rising = 1;
     starts[0] = 0;
-    for (int64_t group = 0; group < groups; group++)
+    for (int64_t group = 0; group < groups; group++) {
         starts[group + 1] = is_counts ? starts[group] + group_list[group] : group_list[group];
-    if (starts[groups] > total_rows) {
+        is_rising &= starts[group + 1] >= starts[group];
+    }
+    if (!is_rising || starts[groups] > total_rows) {
         free(starts);
         return OUT_OF_RANGE;
     }
-    int64_t strips = (outer + WIDE - 1) / WIDE;
-#pragma omp parallel for schedule(dynamic, 1) if (total_rows * inner * outer > PARALLEL_PRODUCTS)
-    for (int64_t item = 0; item < groups * strips; item++) {
-        int64_t group = item / strips, column = item % strips * WIDE;
-        int64_t first = starts[group], rows = starts[group + 1] - first;
-        if (rows <= 0) continue;
-        int64_t columns = outer - column;
-        strip(rows, x + first * inner, inner, w + group * inner * outer + column, outer, inner,
-              columns, y + first * outer + column, outer);
-    }
+    product_t p = {.inner = inner, .outer = outer, .strips = (outer + WIDE - 1) / WIDE,
+                   .x = x, .w = w, .y = y, .starts = starts};
+    int64_t items = groups * p.strips;
+    int is_large = total_rows * inner * outer > PARALLEL_PRODUCTS;
+    glm_run(items, is_large ? 1 : items, multiply_groups, &p);
     free(starts);
     return OK;
+}
+
+/* Items are (head, chunk of tokens, strip). */
+static void multiply_heads(const void *context, int64_t first, int64_t last) {
+    const product_t *p = context;
+    int64_t per_head = p->chunks * p->strips;
+    for (int64_t item = first; item < last; item++) {
+        int64_t head = item / per_head, token = item / p->strips % p->chunks * CHUNK;
+        int64_t column = item % p->strips * WIDE;
+        int64_t rows = p->tokens - token < CHUNK ? p->tokens - token : CHUNK;
+        strip(rows, p->x + token * p->token_stride + head * p->head_stride, p->token_stride,
+              p->w + head * p->inner * p->outer + column, p->outer, p->inner, p->outer - column,
+              p->y + token * p->y_stride + head * p->outer + column, p->y_stride);
+    }
 }
 
 /* [tokens, heads, inner] (any token and head stride) by [heads, inner, outer]; with one head, an
@@ -207,17 +240,12 @@ int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, in
 int KERNEL(head_matmul)(int64_t tokens, int64_t heads, int64_t inner, int64_t outer,
                         int64_t token_stride, int64_t head_stride, const elem_t *x, const elem_t *w,
                         elem_t *y) {
-    enum { CHUNK = 64 };
-    int64_t strips = (outer + WIDE - 1) / WIDE, chunks = (tokens + CHUNK - 1) / CHUNK;
-#pragma omp parallel for schedule(dynamic, 1) if (tokens * heads * inner * outer > PARALLEL_PRODUCTS)
-    for (int64_t item = 0; item < heads * chunks * strips; item++) {
-        int64_t head = item / (chunks * strips), token = item / strips % chunks * CHUNK;
-        int64_t column = item % strips * WIDE;
-        int64_t rows = tokens - token < CHUNK ? tokens - token : CHUNK;
-        int64_t columns = outer - column;
-        strip(rows, x + token * token_stride + head * head_stride, token_stride,
-              w + head * inner * outer + column, outer, inner, columns,
-              y + (token * heads + head) * outer + column, heads * outer);
-    }
+    product_t p = {.inner = inner, .outer = outer, .strips = (outer + WIDE - 1) / WIDE,
+                   .x = x, .w = w, .y = y, .tokens = tokens,
+                   .chunks = (tokens + CHUNK - 1) / CHUNK, .token_stride = token_stride,
+                   .head_stride = head_stride, .y_stride = heads * outer};
+    int64_t items = heads * p.chunks * p.strips;
+    int is_large = tokens * heads * inner * outer > PARALLEL_PRODUCTS;
+    glm_run(items, is_large ? 1 : items, multiply_heads, &p);
     return OK;
 }

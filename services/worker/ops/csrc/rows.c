@@ -3,11 +3,11 @@
 
 enum { ROPE = 64, HALF = ROPE / 2 };
 
-ALWAYS_INLINE float rms_factor(const elem_t *x, int64_t width, double epsilon) {
+ALWAYS_INLINE float rms_factor(const elem_t *x, int64_t width, float epsilon) {
     float total = 0.0f;
 #pragma omp simd reduction(+ : total)
     for (int64_t i = 0; i < width; i++) total += to_float(x[i]) * to_float(x[i]);
-    return 1.0f / sqrtf(total / (float)width + (float)epsilon);
+    return 1.0f / sqrtf(total / (float)width + epsilon);
 }
 
 ALWAYS_INLINE void scale_row(const elem_t *x, const elem_t *gamma, float factor, int64_t width,
@@ -16,29 +16,43 @@ ALWAYS_INLINE void scale_row(const elem_t *x, const elem_t *gamma, float factor,
     for (int64_t i = 0; i < width; i++) y[i] = from_float(to_float(x[i]) * factor * to_float(gamma[i]));
 }
 
+typedef struct {
+    int64_t width, stride;
+    float epsilon;
+    const elem_t *x, *added, *gamma;
+    elem_t *y, *sum;
+    float *factors;
+} norm_t;
+
+static void rms_norm_rows(const void *context, int64_t first, int64_t last) {
+    const norm_t *n = context;
+    for (int64_t row = first; row < last; row++) {
+        const elem_t *source = n->x + row * n->stride;
+        if (n->added) {
+            const elem_t *added = n->added + row * n->width;
+            elem_t *total = n->sum + row * n->width;
+#pragma omp simd
+            for (int64_t i = 0; i < n->width; i++)
+                total[i] = from_float(to_float(source[i]) + to_float(added[i]));
+            source = total;
+        }
+        n->factors[row] = rms_factor(source, n->width, n->epsilon);
+        scale_row(source, n->gamma, n->factors[row], n->width, n->y + row * n->width);
+    }
+}
+
 int KERNEL(rms_norm)(int64_t rows, int64_t width, int64_t stride, double epsilon, const elem_t *x,
                      const elem_t *gamma, elem_t *y, float *factors) {
-#pragma omp parallel for if (rows * width > PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
-        const elem_t *source = x + row * stride;
-        factors[row] = rms_factor(source, width, epsilon);
-        scale_row(source, gamma, factors[row], width, y + row * width);
-    }
+    norm_t n = {width, stride, (float)epsilon, x, NULL, gamma, y, NULL, factors};
+    over_rows(rows, width, rms_norm_rows, &n);
     return OK;
 }
 
 int KERNEL(add_rms_norm)(int64_t rows, int64_t width, double epsilon, const elem_t *x1,
                          const elem_t *x2, const elem_t *gamma, elem_t *y, float *factors,
                          elem_t *sum) {
-#pragma omp parallel for if (rows * width > PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
-        const elem_t *a = x1 + row * width, *b = x2 + row * width;
-        elem_t *total = sum + row * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; i++) total[i] = from_float(to_float(a[i]) + to_float(b[i]));
-        factors[row] = rms_factor(total, width, epsilon);
-        scale_row(total, gamma, factors[row], width, y + row * width);
-    }
+    norm_t n = {width, width, (float)epsilon, x1, x2, gamma, y, sum, factors};
+    over_rows(rows, width, rms_norm_rows, &n);
     return OK;
 }
 
@@ -56,15 +70,48 @@ ALWAYS_INLINE void rotate(const elem_t *x, const elem_t *cosines, const elem_t *
     }
 }
 
+typedef struct {
+    int64_t heads, token_stride, head_stride;
+    const elem_t *x, *cosines, *sines;
+    elem_t *y;
+} rope_t;
+
+static void rotate_tokens(const void *context, int64_t first, int64_t last) {
+    const rope_t *r = context;
+    for (int64_t token = first; token < last; token++)
+        for (int64_t head = 0; head < r->heads; head++)
+            rotate(r->x + token * r->token_stride + head * r->head_stride,
+                   r->cosines + token * ROPE, r->sines + token * ROPE,
+                   r->y + (token * r->heads + head) * ROPE);
+}
+
 int KERNEL(interleave_rope)(int64_t tokens, int64_t heads, int64_t token_stride,
                             int64_t head_stride, const elem_t *x, const elem_t *cosines,
                             const elem_t *sines, elem_t *y) {
-#pragma omp parallel for if (tokens * heads * ROPE > PARALLEL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < heads; head++)
-            rotate(x + token * token_stride + head * head_stride, cosines + token * ROPE,
-                   sines + token * ROPE, y + (token * heads + head) * ROPE);
+    rope_t r = {heads, token_stride, head_stride, x, cosines, sines, y};
+    over_rows(tokens, heads * ROPE, rotate_tokens, &r);
     return OK;
+}
+
+typedef struct {
+    int64_t width, stride;
+    float epsilon;
+    const elem_t *kv, *gamma, *cosines, *sines;
+    const int64_t *slots;
+    elem_t *rope_cache, *latent_cache;
+} write_t;
+
+static void write_tokens(const void *context, int64_t first, int64_t last) {
+    const write_t *w = context;
+    for (int64_t token = first; token < last; token++) {
+        int64_t slot = w->slots[token];
+        if (slot < 0) continue;
+        const elem_t *source = w->kv + token * w->stride;
+        float factor = rms_factor(source, w->width, w->epsilon);
+        scale_row(source, w->gamma, factor, w->width, w->latent_cache + slot * w->width);
+        rotate(source + w->width, w->cosines + token * ROPE, w->sines + token * ROPE,
+               w->rope_cache + slot * ROPE);
+    }
 }
 
 int KERNEL(kv_rmsnorm_rope_cache)(int64_t tokens, int64_t width, int64_t stride, int64_t num_slots,
@@ -73,16 +120,9 @@ int KERNEL(kv_rmsnorm_rope_cache)(int64_t tokens, int64_t width, int64_t stride,
                                   elem_t *rope_cache, elem_t *latent_cache) {
     for (int64_t token = 0; token < tokens; token++)
         if (slots[token] >= num_slots) return OUT_OF_RANGE;
-#pragma omp parallel for if (tokens * width > PARALLEL_ELEMENTS)
-    for (int64_t token = 0; token < tokens; token++) {
-        int64_t slot = slots[token];
-        if (slot < 0) continue;
-        const elem_t *source = kv + token * stride;
-        scale_row(source, gamma, rms_factor(source, width, epsilon), width,
-                  latent_cache + slot * width);
-        rotate(source + width, cosines + token * ROPE, sines + token * ROPE,
-               rope_cache + slot * ROPE);
-    }
+    write_t w = {width, stride, (float)epsilon, kv,         gamma,
+                 cosines, sines, slots,         rope_cache, latent_cache};
+    over_rows(tokens, width, write_tokens, &w);
     return OK;
 }
 
@@ -97,16 +137,27 @@ int KERNEL(scatter_rows)(int64_t tokens, int64_t width, int64_t stride, int64_t 
     return OK;
 }
 
-int KERNEL(swiglu)(int64_t rows, int64_t width, const elem_t *x, elem_t *y) {
-#pragma omp parallel for if (rows * width > PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++) {
-        const elem_t *gate = x + row * 2 * width, *up = gate + width;
-        elem_t *out = y + row * width;
+typedef struct {
+    int64_t width;
+    const elem_t *x;
+    elem_t *y;
+} swiglu_t;
+
+static void swiglu_rows(const void *context, int64_t first, int64_t last) {
+    const swiglu_t *s = context;
+    for (int64_t row = first; row < last; row++) {
+        const elem_t *gate = s->x + row * 2 * s->width, *up = gate + s->width;
+        elem_t *out = s->y + row * s->width;
 #pragma omp simd
-        for (int64_t i = 0; i < width; i++) {
+        for (int64_t i = 0; i < s->width; i++) {
             float g = to_float(gate[i]);
             out[i] = from_float(g / (1.0f + fast_exp(-g)) * to_float(up[i]));
         }
     }
+}
+
+int KERNEL(swiglu)(int64_t rows, int64_t width, const elem_t *x, elem_t *y) {
+    swiglu_t s = {width, x, y};
+    over_rows(rows, width, swiglu_rows, &s);
     return OK;
 }

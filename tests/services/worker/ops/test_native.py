@@ -1,5 +1,6 @@
-"""The choice among the compiled builds, and what a kernel's status becomes."""
+"""The choice among the compiled builds, their threads, and what a kernel's status becomes."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.ops import native
+from services.worker import ops
+from services.worker.ops import dense, native, registry
 from services.worker.ops.variants import VARIANTS, cpu_flags
 
 
@@ -46,3 +48,53 @@ def test_an_index_outside_its_tensor_becomes_an_error(compiled: dict[str, Any]) 
             "scatter_rows", torch.float32, 1, 4, 4, 2, torch.tensor([2]), torch.zeros(4),
             torch.zeros(8),
         )  # fmt: skip
+
+
+@pytest.fixture
+def four_threads(compiled: dict[str, Any]) -> Iterator[Any]:
+    library = next(iter(compiled.values()))
+    library.set_num_threads(4)
+    yield library
+    library.set_num_threads(1)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(
+    four_threads: Any, generator: torch.Generator
+) -> None:
+    """Every item is done once: with helpers late, early and at work when the caller ends."""
+    x = torch.randn((300, 64), generator=generator)
+    weight = torch.randn((64, 500), generator=generator)
+    linear = dense.kernels(four_threads)["linear"]
+    four_threads.set_num_threads(1)
+    expected = linear(x, weight)
+    for threads in (2, 3, 4):
+        four_threads.set_num_threads(threads)
+        for _ in range(200):
+            assert torch.equal(linear(x, weight), expected)
+
+
+def test_helpers_that_slept_are_woken(four_threads: Any, generator: torch.Generator) -> None:
+    x = torch.randn((4096, 64), generator=generator)
+    swiglu = registry.cpu_kernels(four_threads)["npu_swiglu"]
+    expected = swiglu(x)
+    for _ in range(20):
+        threading.Event().wait(0.002)  # longer than a helper looks for work before it sleeps
+        assert torch.equal(swiglu(x), expected)
+
+
+def test_torch_keeps_one_thread_beside_the_compiled_kernels(compiled: dict[str, Any]) -> None:
+    before = torch.get_num_threads()
+    ops.set_num_threads(2)
+    assert torch.get_num_threads() == 1
+    ops.set_num_threads(1)
+    torch.set_num_threads(before)
+
+
+def test_without_compiled_kernels_the_threads_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "library_path", lambda variant: tmp_path / variant.name)
+    before = torch.get_num_threads()
+    ops.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
