@@ -50,7 +50,7 @@ async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     sampling = _sampling(gateway, request, len(prompt.token_ids))
     script = await replay_script(gateway, request.replay, visit.traceparent)
     submission = Submission(
-        request_id=new_response_id(ID_PREFIX, request, visit),
+        request_id=new_response_id(ID_PREFIX, request, visit, sampling.seed),
         sequences=sequences_of([prompt.token_ids], request.n or 1, sampling.seed, script),
         sampling=sampling,
         output=_output(gateway, request, prompt, tool_choice, visit),

@@ -43,7 +43,7 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     script = await replay_script(gateway, request.replay, visit.traceparent)
     n = request.n or 1
     submission = Submission(
-        request_id=new_response_id(ID_PREFIX, request, visit),
+        request_id=new_response_id(ID_PREFIX, request, visit, sampling.seed),
         sequences=sequences_of(prompts, n, sampling.seed, script),
         sampling=sampling,
         output=_output(gateway, request, await _echoes(gateway, request, given, n), visit),

@@ -129,8 +129,9 @@ def error_response(error: ApiError) -> Response:
 
 
 def _ids_of(visit: Visit) -> dict[str, str]:
-    """One id in the logs of all services, and the label that the client knows."""
-    return {"request_id": visit.response_id or visit.request_id, "label": visit.request_id}
+    """One id in the logs of all services, the label that the client knows, the seed."""
+    ids = {"request_id": visit.response_id or visit.request_id, "label": visit.request_id}
+    return ids if visit.seed is None else {**ids, "seed": str(visit.seed)}
 
 
 def _known_method(method: str) -> str:

@@ -78,13 +78,19 @@ def sequences_of(
     )
 
 
-def new_response_id(prefix: str, request: GenerationFields, visit: Visit) -> str:
-    """A fresh id of the answer, noted in the visit; the body's `request_id` labels the visit."""
+def new_response_id(prefix: str, request: GenerationFields, visit: Visit, seed: int) -> str:
+    """A fresh id of the answer; notes what log and trace say of the request.
+
+    The body's `request_id` labels the visit. The seed is noted so that an unseeded answer, too, can
+    be made again.
+    """
     visit.response_id = f"{prefix}-{uuid.uuid4().hex}"
+    visit.seed = seed
     if request.request_id is not None and not visit.has_given_id:
         visit.request_id = request.request_id
     if visit.span is not None:
         visit.span.set("gen_ai.response.id", visit.response_id)
+        visit.span.set("gen_ai.request.seed", str(seed))
     return visit.response_id
 
 

@@ -102,8 +102,8 @@ def resolve_max_tokens(
 
 
 def base_seed(seed: int | None) -> int:
-    """The given seed as 64 bits; a random one for unseeded requests."""
-    return secrets.randbits(64) if seed is None else seed & _MASK
+    """The given seed as 64 bits; a random one for unseeded requests, which a client may send too."""
+    return secrets.randbits(63) if seed is None else seed & _MASK
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -119,6 +119,9 @@ def _settle(gateway: Gateway, exchange: Exchange, visit: Visit) -> None:
     """The end of every submitted request: give it up if it still runs, and count it."""
     gateway.client.close(exchange)
     if exchange.stats is not None:
+        if visit.span is not None:
+            visit.span.set("gen_ai.usage.input_tokens", exchange.stats.num_prompt_tokens)
+            visit.span.set("gen_ai.usage.output_tokens", exchange.stats.num_output_tokens)
         gateway.metrics.count_success(exchange.finish_reason, exchange.stats, visit.age_s)
     elif exchange.error is not None:
         gateway.metrics.count_failure(exchange.error.reason.name.lower())

@@ -32,6 +32,7 @@ class Visit:
         self.cleanup = contextlib.ExitStack()
         self.tenant_id = ""
         self.response_id = ""
+        self.seed: int | None = None
         self.status = 0
         self.is_complete = False
         self.is_client_gone = False

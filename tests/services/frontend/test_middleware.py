@@ -138,7 +138,18 @@ async def test_a_request_is_one_trace_with_its_phases(mesh: Mesh, recorder: Reco
     assert mesh.fake.submits[0].submit.traceparent == root.traceparent
     assert root.facts["http.response.status_code"] == 200
     assert root.facts["gen_ai.response.id"] == mesh.fake.submits[0].submit.request_id
+    assert root.facts["gen_ai.request.seed"] == str(mesh.fake.submits[0].submit.sampling.seed)
+    assert root.facts["gen_ai.usage.output_tokens"] == 4
     assert not root.has_failed
+
+
+async def test_the_log_has_the_seed_of_an_unseeded_request(
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    answer = (await mesh.chat()).json()
+    record = next(r for r in caplog.records if getattr(r, "request_id", "") == answer["id"])
+    assert vars(record)["seed"] == str(mesh.fake.submits[0].submit.sampling.seed)
 
 
 async def test_a_refused_request_ends_its_trace_too(

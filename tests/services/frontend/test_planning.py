@@ -51,6 +51,6 @@ async def test_a_script_of_ids_is_taken_as_it_is(lone_gateway: Gateway) -> None:
 
 def test_ids_of_answers_are_fresh_and_noted() -> None:
     visit = Visit({"headers": []})
-    first = new_response_id("cmpl", request(request_id="label"), visit)
-    assert (visit.response_id, visit.request_id) == (first, "label")
-    assert first != new_response_id("cmpl", request(), visit)
+    first = new_response_id("cmpl", request(request_id="label"), visit, 7)
+    assert (visit.response_id, visit.request_id, visit.seed) == (first, "label", 7)
+    assert first != new_response_id("cmpl", request(), visit, 7)

@@ -93,3 +93,8 @@ def test_the_first_choice_has_the_base_seed_and_all_choices_differ() -> None:
 
 def test_unseeded_requests_get_different_seeds() -> None:
     assert base_seed(None) != base_seed(None)
+
+
+def test_a_seed_from_the_log_can_be_sent() -> None:
+    seeds = [base_seed(None) for _ in range(64)]
+    assert all(parse(GenerationFields, {"seed": seed}).seed == seed for seed in seeds)
