@@ -102,7 +102,7 @@ def resolve_max_tokens(
 
 
 def base_seed(seed: int | None) -> int:
-    """The given seed as 64 bits; a random one for unseeded requests, which a client may send too."""
+    """The given seed as 64 bits; for unseeded requests a random one that a client may send too."""
     return secrets.randbits(63) if seed is None else seed & _MASK
 
 
