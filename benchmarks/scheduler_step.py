@@ -13,8 +13,8 @@ import json
 import statistics
 import time
 from array import array
-from collections.abc import Callable
 
+from protos.glm.v1 import worker_pb2
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import SequenceSubmit, Submission
@@ -22,7 +22,6 @@ from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, StepResult
 from services.scheduler.server import delivery_to_proto
 from services.scheduler.worker_client import plan_to_proto, result_from_proto
-from protos.glm.v1 import worker_pb2
 from shared.sampling import SamplingSpec
 from shared.wire import pack_ids
 
@@ -31,7 +30,7 @@ PEER_MS = {64: 0.73, 256: 3.4, 1024: 17.1}
 MUST, AIM = 0.25, 0.1
 
 
-def start(num_running: int, block_size: int) -> tuple[SchedulerCore, Outlet]:
+def start(num_running: int, block_size: int) -> SchedulerCore:
     """A core with `num_running` sequences past their prompts."""
     capacity = Capacity(
         num_blocks=num_running * 40_000 // block_size,
@@ -63,19 +62,18 @@ def start(num_running: int, block_size: int) -> tuple[SchedulerCore, Outlet]:
             outlet,
             0.0,
         )
-    while len(plan_and_take(core, num_running)) < num_running:
+    while not take_one_step(core, num_running):
         pass
-    return core, outlet
+    return core
 
 
-def plan_and_take(core: SchedulerCore, num_running: int) -> list[int]:
-    """One untimed step; returns the rows that decoded."""
+def take_one_step(core: SchedulerCore, num_running: int) -> bool:
+    """One untimed step; whether every sequence decoded in it."""
     plan = core.plan(0.0)
     assert plan is not None
     core.take_result(answer(plan), 0.0)
     core.take_deliveries()
-    is_steady = len(plan.rows) == num_running and max(plan.num_scheduled_tokens) == 1
-    return plan.rows if is_steady else []
+    return len(plan.rows) == num_running and max(plan.num_scheduled_tokens) == 1
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -91,50 +89,56 @@ def answer(plan: StepPlan) -> StepResult:
     )
 
 
-def timed(action: Callable[[], object], samples: list[float]) -> object:
-    """Run an action, note its milliseconds of wall time."""
-    before = time.perf_counter_ns()
-    value = action()
-    samples.append((time.perf_counter_ns() - before) / 1e6)
-    return value
+class Stopwatch:
+    """Milliseconds of wall time of one part, over many steps."""
+
+    def __init__(self) -> None:
+        """No samples."""
+        self.samples: list[float] = []
+        self._before = 0
+
+    def __enter__(self) -> None:
+        """Start."""
+        self._before = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        """Note the time since the start."""
+        self.samples.append((time.perf_counter_ns() - self._before) / 1e6)
+
+    @property
+    def median_ms(self) -> float:
+        """The typical sample."""
+        return statistics.median(self.samples)
 
 
 def measure(num_running: int, steps: int, block_size: int) -> dict[str, object]:
     """Medians over `steps` steps."""
-    core, _ = start(num_running, block_size)
-    plans: list[float] = []
-    updates: list[float] = []
-    wires: list[float] = []
+    core = start(num_running, block_size)
+    planning, updating, converting = Stopwatch(), Stopwatch(), Stopwatch()
     for _ in range(steps):
-        plan = timed(lambda: core.plan(1.0), plans)
-        assert isinstance(plan, StepPlan)
+        with planning:
+            plan = core.plan(1.0)
+        assert plan is not None
         result = answer(plan)
-
-        def update(result: StepResult = result) -> object:
+        with updating:
             core.take_result(result, 1.0)
-            return core.take_deliveries()
-
-        deliveries = timed(update, updates)
+            deliveries = core.take_deliveries()
         data = encoded(result)
-
-        def convert(plan: StepPlan = plan, deliveries: object = deliveries) -> None:
+        with converting:
             plan_to_proto(plan).SerializeToString()
-            message = worker_pb2.RunStepsResponse.FromString(data)
-            result_from_proto(message.result)
-            for _, delivery in deliveries:  # type: ignore[attr-defined]  # list of pairs
+            result_from_proto(worker_pb2.RunStepsResponse.FromString(data).result)
+            for _, delivery in deliveries:
                 delivery_to_proto(delivery).SerializeToString()
-
-        timed(convert, wires)
-    plan_ms, update_ms = statistics.median(plans), statistics.median(updates)
-    total_ms = statistics.median(map(sum, zip(plans, updates, strict=True)))
+    pairs = zip(planning.samples, updating.samples, strict=True)
+    total_ms = statistics.median(map(sum, pairs))
     return {
-        "claim": "scheduler step cost",
+        "claim": "scheduler_step",
         "running": num_running,
         "block_size": block_size,
-        "plan_ms": round(plan_ms, 4),
-        "update_ms": round(update_ms, 4),
+        "plan_ms": round(planning.median_ms, 4),
+        "update_ms": round(updating.median_ms, 4),
         "total_ms": round(total_ms, 4),
-        "wire_ms": round(statistics.median(wires), 4),
+        "wire_ms": round(converting.median_ms, 4),
         "peer_ms": PEER_MS[num_running],
         "ratio": round(total_ms / PEER_MS[num_running], 4),
         "target": MUST,

@@ -278,7 +278,11 @@ class SchedulerCore:
     def _check_entry(self, submission: Submission, now: float) -> Limits:
         """Raise when the submission may not enter now."""
         if self._refusal is not None:
-            raise self._refusal
+            # A new error each time: one that is raised again and again keeps every traceback.
+            refusal = self._refusal
+            raise RequestError(
+                refusal.reason, refusal.message, retry_after_ms=refusal.retry_after_ms
+            )
         if self._limits is None:
             raise RequestError(
                 FailureReason.UPSTREAM_LOST, "no worker has been reached yet", retry_after_ms=1000

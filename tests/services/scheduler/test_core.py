@@ -256,6 +256,14 @@ def test_a_drained_core_refuses_and_lets_the_running_end() -> None:
     assert len(harness.streams[0].tokens) == 8
 
 
+def test_refusals_do_not_gather_tracebacks() -> None:
+    harness = Harness(capacity())
+    harness.core.refuse_new(RequestError(FailureReason.DRAINING, "draining", retry_after_ms=7))
+    first, second = refusal_of(harness, 5), refusal_of(harness, 5)
+    assert first is not second
+    assert (second.message, second.retry_after_ms) == ("draining", 7)
+
+
 def test_before_the_first_worker_everything_is_refused() -> None:
     core, outlet = SchedulerCore(CoreConfig()), Outlet()
     (verdict,) = core.submit(submission(), outlet, 0.0)
