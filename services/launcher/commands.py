@@ -76,6 +76,8 @@ def _worker_flags(settings: UpSettings) -> list[object]:
         *("--worker-mode", settings.worker),
         *("--model", settings.checkpoint),
         *("--dtype", settings.dtype),
+        *("--device", settings.device),
+        *_given("--gpu-memory-utilization", settings.gpu_memory_utilization),
         *_given("--max-model-len", settings.max_model_len),
         *_given("--max-num-seqs", settings.max_num_seqs),
         *_given("--max-num-batched-tokens", settings.max_num_batched_tokens),

@@ -3,6 +3,7 @@
 On a terminal the progress is one live line; elsewhere each change is a line, fit for a log.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -50,8 +51,10 @@ class Display:
         if self._status is not None:
             self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
             return
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        # A reader that went away (a closed pipe, a lost terminal) must not end the mesh.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def lines(self, texts: Sequence[str]) -> None:
         """Several lines in a row."""

@@ -40,6 +40,10 @@ UNBUILT: Final[Mapping[str, Unbuilt]] = {
     "--enable-expert-parallel": Unbuilt(missing=_PARALLEL, is_switch=True),
     "--enable-eplb": Unbuilt(missing=_PARALLEL, is_switch=True),
     "--headless": Unbuilt(missing=_PARALLEL, is_switch=True),
+    "--master-addr": Unbuilt(missing=_PARALLEL, defaults=("127.0.0.1",)),
+    "--master-port": Unbuilt(missing=_PARALLEL),
+    "--cp-kv-cache-interleave-size": Unbuilt(missing=_PARALLEL, defaults=("1", "128")),
+    "--distributed-executor-backend": Unbuilt(missing=_PARALLEL, defaults=("mp", "uni")),
     "--nnodes": Unbuilt(missing=_PARALLEL, defaults=_ONE),
     "--node-rank": Unbuilt(missing=_PARALLEL, defaults=("0",)),
     "--api-server-count": Unbuilt(missing="one frontend is built", defaults=_ONE),
@@ -63,6 +67,11 @@ UNBUILT: Final[Mapping[str, Unbuilt]] = {
     "--chat-template": Unbuilt(missing="the checkpoint's own template is used"),
     "--tokenizer": Unbuilt(missing="the checkpoint's own tokenizer is used"),
     "--load-format": Unbuilt(missing="only safetensors are read", defaults=("auto", "safetensors")),
+    "--safetensors-load-strategy": Unbuilt(
+        missing="files are mapped and read in order", defaults=("lazy",)
+    ),
+    "--profiler-config": Unbuilt(missing="profiling through the API is not built"),
+    "--seed": Unbuilt(missing="give `seed` in the request", defaults=("0",)),
     "--block-size": Unbuilt(missing="blocks of 128 tokens are built", defaults=("128",)),
     "--guided-decoding-backend": Unbuilt(missing="grammars are not built", defaults=("auto",)),
     "--structured-outputs-config": Unbuilt(missing="grammars are not built"),
@@ -71,7 +80,7 @@ UNBUILT: Final[Mapping[str, Unbuilt]] = {
     "--ssl-certfile": Unbuilt(missing="TLS is left to a proxy in front"),
 }
 
-# Ask for what is so in any case.
+# Ask for what is so in any case. (No code is ever taken from a checkpoint: nothing to trust.)
 ALWAYS_SO: Final = frozenset(
     {
         "--enable-chunked-prefill",
@@ -79,6 +88,8 @@ ALWAYS_SO: Final = frozenset(
         "--no-async-scheduling",
         "--enable-auto-tool-choice",
         "--enforce-eager",
+        "--trust-remote-code",
+        "--no-trust-remote-code",
     }
 )
 
@@ -94,10 +105,14 @@ _SHORT: Final = {
 def strip_known_options(argv: Sequence[str]) -> list[str]:
     """Flags that are left for the settings, once options of vLLM without effect are taken out.
 
+    A first word that is no flag is the checkpoint, as in `vllm serve DIR`.
+
     Raises:
         ConfigError: An option asks for something that is not built.
     """
     rest: list[str] = []
+    if argv and not argv[0].startswith("-"):
+        rest, argv = ["--model", argv[0]], argv[1:]
     words = iter(argv)
     for word in words:
         flag, equals, value = _normal(word).partition("=")

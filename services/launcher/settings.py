@@ -70,6 +70,10 @@ class UpSettings(ProcessSettings):
     kv_cache_memory_bytes: Count | None = Field(
         default=None, description="Memory for the KV cache; 512M on a CPU by default."
     )
+    device: Literal["cpu", "npu"] = Field(default="cpu", description="Where the model runs.")
+    gpu_memory_utilization: float | None = Field(
+        default=None, gt=0, le=1, description="Share of an NPU's memory for weights and caches."
+    )
     num_threads: int | None = Field(
         default=None, ge=1, description="Threads of one operator in the worker."
     )

@@ -70,6 +70,8 @@ class Supervisor:
                 tasks.append(asyncio.create_task(self._tend(process)))
             tasks.append(asyncio.create_task(self._follow_logs()))
             tasks += [asyncio.create_task(self._follow_health(name)) for name in self._processes]
+            for task in tasks:
+                task.add_done_callback(self._check_task)
             await self._wait_ready(stop, start_timeout_s)
             await _first_of(stop, self._failed)
         finally:
@@ -84,6 +86,12 @@ class Supervisor:
         """End everything at once, for a second Ctrl-C."""
         for process in self._processes.values():
             process.kill()
+
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """A watcher that broke would leave the mesh unwatched: then it ends."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(EXIT_FAILED, f"the launcher failed: {error!r}")
 
     async def _wait_ready(self, stop: asyncio.Event, limit_s: float) -> None:
         try:

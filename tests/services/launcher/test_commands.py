@@ -43,6 +43,8 @@ def test_flags_reach_the_services_they_are_for(tmp_path: Path) -> None:
         max_num_batched_tokens=64,
         kv_cache_memory_bytes=1 << 20,
         num_threads=2,
+        device="npu",
+        gpu_memory_utilization=0.8,
         served_model_name=["a", "b"],
     )
     found = commands(settings, Path("/r"))
@@ -50,6 +52,8 @@ def test_flags_reach_the_services_they_are_for(tmp_path: Path) -> None:
     assert value_of(worker, "--dtype") == "float32"
     assert value_of(worker, "--kv-cache-memory-bytes") == str(1 << 20)
     assert value_of(worker, "--num-threads") == "2"
+    assert value_of(worker, "--device") == "npu"
+    assert value_of(worker, "--gpu-memory-utilization") == "0.8"
     for name in ("worker", "scheduler"):
         assert value_of(found[name], "--max-num-seqs") == "4"
         assert value_of(found[name], "--max-num-batched-tokens") == "64"

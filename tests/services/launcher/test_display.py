@@ -33,6 +33,14 @@ def test_on_a_terminal_events_do_not_break_the_live_line() -> None:
     assert stream.getvalue().endswith("after\n")
 
 
+def test_a_reader_that_went_away_does_not_matter() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    Display(Closed()).line("x")
+
+
 def test_the_page_says_what_is_where() -> None:
     page = "\n".join(
         address_page(

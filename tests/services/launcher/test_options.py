@@ -17,6 +17,8 @@ from shared.errors import ConfigError
         ["--no-enable-chunked-prefill"],
         ["--kv-transfer-config", "{}"],
         ["--block-size", "64"],
+        ["--seed", "1024"],
+        ["--distributed-executor-backend", "ray"],
     ],
 )
 def test_what_is_not_built_refuses_by_name(argv: list[str]) -> None:
@@ -36,6 +38,8 @@ def test_what_is_not_built_refuses_by_name(argv: list[str]) -> None:
         ["--no-enable-prefix-caching"],
         ["--enable-auto-tool-choice"],
         ["--enforce_eager"],
+        ["--trust-remote-code"],
+        ["--distributed-executor-backend", "mp"],
     ],
 )
 def test_asking_for_what_is_so_anyway_is_fine(argv: list[str]) -> None:
@@ -50,6 +54,10 @@ def test_asking_for_what_is_so_anyway_is_fine(argv: list[str]) -> None:
 def test_other_flags_are_left_as_they_are() -> None:
     argv = ["--max_num_seqs=4", "--no-such", "--model", "x"]
     assert strip_known_options(argv) == argv
+
+
+def test_a_first_word_is_the_checkpoint() -> None:
+    assert strip_known_options(["dir", "--port", "1"]) == ["--model", "dir", "--port", "1"]
 
 
 def test_every_refusal_says_what_is_missing() -> None:

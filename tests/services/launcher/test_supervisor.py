@@ -139,6 +139,18 @@ async def test_a_mesh_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     assert "not ready after 3 s: detokenizer" in mesh.screen.getvalue()
 
 
+async def test_a_launcher_that_breaks_ends_the_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object) -> None:
+        raise RuntimeError("disk")
+
+    monkeypatch.setattr(Supervisor, "_show_loud_lines", broken)
+    mesh = Mesh(tmp_path / "r")
+    assert await asyncio.wait_for(mesh.run(), 20) == 1
+    assert "the launcher failed: RuntimeError('disk')" in mesh.screen.getvalue()
+
+
 async def test_stop_while_starting_leaves_nothing(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path / "r", worker=["--never-ready"])
     running = asyncio.create_task(mesh.run())
