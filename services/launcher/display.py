@@ -7,10 +7,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+MAX_DETAIL_CHARS: Final = 80
 
 
 class Display:
@@ -30,10 +32,12 @@ class Display:
         """Seconds since the start."""
         return time.monotonic() - self._started
 
-    def progress(self, states: Mapping[str, str]) -> None:
-        """Show the state of each service."""
+    def progress(self, states: Mapping[str, str], detail: str = "") -> None:
+        """Show the state of each service, and on a terminal what the slowest is doing."""
         if self._status is not None:
-            self._status.update("  ".join(f"{name} {state}" for name, state in states.items()))
+            text = "  ".join(f"{name} {state}" for name, state in states.items())
+            # What a log says must not be read as markup.
+            self._status.update(f"{text}  {detail[:MAX_DETAIL_CHARS].replace('[', '(')}")
         else:
             for name, state in states.items():
                 if self._shown.get(name) != state:

@@ -174,7 +174,7 @@ class Supervisor:
     def _set_state(self, name: str, state: str) -> None:
         self._states[name] = state
         if not self._was_ready.is_set():
-            self._display.progress(self._states)
+            self._show_progress()
             if all(state == "ready" for state in self._states.values()):
                 self._was_ready.set()
         elif not self._is_stopping:
@@ -184,7 +184,15 @@ class Supervisor:
         """Show warnings and errors of all services as they come."""
         while True:
             self._show_loud_lines()
+            if not self._was_ready.is_set():
+                self._show_progress()
             await asyncio.sleep(LOOK_S)
+
+    def _show_progress(self) -> None:
+        worker = self._processes["worker"]  # the one that takes long
+        lines = [] if self._states["worker"] == "ready" else worker.tail.last_lines(1)
+        detail = lines[0].partition(": ")[2] if lines else ""
+        self._display.progress(self._states, detail)
 
     def _show_loud_lines(self) -> None:
         for name, process in self._processes.items():

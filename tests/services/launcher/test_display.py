@@ -1,4 +1,5 @@
 import io
+import time
 
 from services.launcher.display import Display, address_page
 
@@ -25,11 +26,13 @@ class Terminal(io.StringIO):
 def test_on_a_terminal_events_do_not_break_the_live_line() -> None:
     stream = Terminal()
     display = Display(stream)
-    display.progress({"worker": "starting"})
+    display.progress({"worker": "starting"}, "loading [weights] share=40%")
+    time.sleep(0.2)
     display.line("[bold]an event[/bold]")
     display.end_progress()
     display.line("after")
     assert "[bold]an event[/bold]\n" in stream.getvalue()
+    assert "worker starting  loading (weights] share=40%" in stream.getvalue()
     assert stream.getvalue().endswith("after\n")
 
 
