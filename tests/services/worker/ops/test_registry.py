@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,24 @@ def test_importing_registers_nothing() -> None:
         "assert not torch._C._jit_get_schemas_for_operator('npu::npu_rms_norm')"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_compiled_kernels_the_torch_versions_serve_and_say_so(tmp_path: Path) -> None:
+    code = f"""
+import logging, pathlib, torch
+from services.worker.ops import native, registry, variants
+native.library_path = lambda variant: pathlib.Path({str(tmp_path)!r}) / variant.name
+logging.basicConfig()
+registry.register()
+registry.register()
+print(torch.ops.npu.npu_swiglu(torch.tensor([[0.0, 3.0]])).item())
+print(torch.ops.glm.linear(torch.ones(1, 2), torch.ones(2, 1)).item())
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["0.0", "2.0"]
+    assert result.stderr.count("no compiled CPU kernels") == 1
 
 
 def test_a_torch_npu_without_an_operator_is_refused_by_its_name() -> None:
