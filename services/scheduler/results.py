@@ -6,12 +6,14 @@ token, no end) and one function for everything else. It never asks who owns a ro
 
 from array import array
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.scheduler.plan import FinishCode, StepPlan, StepResult, WorkerContractError
 from services.scheduler.sequence import Sequence, SequenceState
 from shared.errors import RequestError
 from shared.sampling import TokenLogprobs
+
+_LAST_CODE: Final = max(FinishCode)
 
 
 class BatchOwner(Protocol):
@@ -58,7 +60,7 @@ def match(record: PlanRecord, result: StepResult) -> None:
         raise WorkerContractError(
             f"step {plan.step}: {len(result.token_ids)} token ids, {sum(counts)} counted"
         )
-    if max(codes, default=0) > max(FinishCode):
+    if max(codes, default=0) > _LAST_CODE:
         raise WorkerContractError(f"step {plan.step}: unknown finish code {max(codes)}")
 
 

@@ -17,6 +17,7 @@ from services.scheduler.plan import (
     WorkerContractError,
     WorkerLostError,
 )
+from shared import tracing
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 from tests.services.scheduler.builders import capacity, entry, submission
@@ -325,6 +326,23 @@ async def test_the_load_is_told_at_once_and_at_every_change() -> None:
         assert loads[-1].num_output_tokens_total == 8
         assert len(loads) <= 6
         task.cancel()
+
+
+async def test_a_traced_request_leaves_three_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[tuple[str, str]] = []
+
+    def start(name: str, *, traceparent: str, **_: object) -> tracing.PassingSpan:
+        names.append((name, traceparent))
+        return tracing.PassingSpan(traceparent)
+
+    monkeypatch.setattr(tracing, "is_enabled", lambda: True)
+    monkeypatch.setattr(tracing, "start_span", start)
+    async with Bench() as bench:
+        client = bench.client()
+        client.submit(0, traceparent="00-a-b-01")
+        client.submit(1)
+        await client.until(lambda: len(client.ends) == 2)
+    assert names == [(name, "00-a-b-01") for name in ("queue", "prefill", "decode")]
 
 
 async def test_a_new_watcher_takes_no_change_from_another() -> None:
