@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -81,13 +82,42 @@ class Reader:
         )
 
 
+class Whole(threading.Thread):
+    """The same request without a stream, beside it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self.url = f"{mesh.url}/v1/chat/completions"
+        self.status = 0
+        self.ended_at = 0.0
+        self.error: dict[str, str] = {}
+        self.is_cut = False
+
+    def run(self) -> None:
+        try:
+            answer = httpx.post(self.url, json=BODY, timeout=20)
+            self.status = answer.status_code
+            self.error = answer.json().get("error", {})
+        except httpx.HTTPError:
+            self.is_cut = True
+        self.ended_at = time.monotonic()
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_killed_service_ends_the_stream_in_time_and_comes_back(mesh: Mesh, service: str) -> None:
     mesh.until_serving()
     before = mesh.pids()
     reader = Reader(mesh)
+    whole = Whole(mesh)
+    whole.start()
     reader.read(before[service])
+    whole.join(20)
     assert reader.killed_at
+    if service == "frontend":
+        assert whole.is_cut
+    elif whole.status != 200:  # the scheduler may go on with a worker that is back in time
+        assert whole.ended_at - reader.killed_at < MAX_SILENCE_S
+        assert (whole.status, whole.error["type"]) == (503, "server_error")
     assert reader.longest_silence_s < MAX_SILENCE_S
     if service == "frontend":
         assert reader.is_cut  # the socket went with the process
