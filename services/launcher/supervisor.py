@@ -173,11 +173,13 @@ class Supervisor:
 
     def _set_state(self, name: str, state: str) -> None:
         self._states[name] = state
+        if self._is_stopping:
+            return
         if not self._was_ready.is_set():
             self._show_progress()
             if all(state == "ready" for state in self._states.values()):
                 self._was_ready.set()
-        elif not self._is_stopping:
+        else:
             self._display.line(f"{name}: {state}")
 
     async def _follow_logs(self) -> None:
@@ -207,8 +209,9 @@ class Supervisor:
                 limit_s = STOP_LIMIT_S + (self._drain_timeout_s if name == "frontend" else 0)
                 if not await process.stop(limit_s):
                     self._display.line(f"{name}: did not stop in {limit_s:g} s, killed")
-        self._run_dir.clean(keep_logs=self._exit_code != EXIT_OK)
-        if self._exit_code != EXIT_OK:
+        is_puzzling = self._exit_code == EXIT_FAILED  # wrong settings were explained in a line
+        self._run_dir.clean(keep_logs=is_puzzling)
+        if is_puzzling:
             self._display.line(f"logs are in {self._run_dir.path}")
 
     def _pids(self) -> dict[str, int]:
