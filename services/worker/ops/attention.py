@@ -11,12 +11,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.worker.ops.checks import require, require_contiguous, require_same_float
+from services.worker.ops.checks import (
+    require,
+    require_contiguous,
+    require_int32,
+    require_same_float,
+    require_step,
+)
 from services.worker.ops.native import Native
 from services.worker.ops.paged import gather_rows, row_tiles
 
 _ATTENTION = "npu_sparse_flash_attention"
 _BATCH_MATMUL = "npu_transpose_batchmatmul"
+_LATENT = 512
+_ROPE = 64
 _MLA_ABSORB = 2
 _CAUSAL = 3
 _SWAP = [1, 0, 2]
@@ -66,6 +74,7 @@ def sparse_flash_attention(
         [T, H, C] values in latent space and two empty tensors.
     """
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
+    require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
     _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
     output = torch.zeros(query.shape, dtype=query.dtype)
     tiles = row_tiles(
@@ -116,12 +125,13 @@ def _native_attention(
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
+    require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
     _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
     tokens, heads, _ = query.shape
     output = torch.empty(query.shape, dtype=query.dtype)
     native.call(
         "sparse_attention", query.dtype, tokens, heads, actual_seq_lengths_query.shape[0],
-        block_table.stride(0), key.shape[0], key.shape[1], sparse_indices.shape[-1],
+        block_table.shape[1], key.shape[0], key.shape[1], sparse_indices.shape[-1],
         int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices,
         actual_seq_lengths_query, actual_seq_lengths_kv, block_table, output,
     )  # fmt: skip
@@ -192,13 +202,16 @@ def _check_attention(
 ) -> None:
     require(query.dim() == 3, _ATTENTION, "query must be [T, H, C]")
     require(key.dim() == 4 and key.shape[2] == 1, _ATTENTION, "key must be [B, 128, 1, C]")
-    require(query.shape[-1] == key.shape[-1], _ATTENTION, "query and key differ in latent size")
-    require(query_rope.shape[:2] == query.shape[:2], _ATTENTION, "query_rope must be [T, H, 64]")
-    require(key_rope.shape[:3] == key.shape[:3], _ATTENTION, "key_rope differs from key in blocks")
+    require(query.shape[-1] == _LATENT, _ATTENTION, "query must be 512 wide")
+    require(key.shape[-1] == _LATENT, _ATTENTION, "key must be 512 wide")
+    rope = (*query.shape[:2], _ROPE)
+    require(query_rope.shape == rope, _ATTENTION, "query_rope must be [T, H, 64]")
+    rope = (*key.shape[:3], _ROPE)
+    require(key_rope.shape == rope, _ATTENTION, "key_rope must be [B, 128, 1, 64]")
     rows = (query.shape[0], 1)
     require(sparse_indices.shape[:2] == rows, _ATTENTION, "sparse_indices must be [T, 1, K]")
-    require(sparse_indices.dtype == torch.int32, _ATTENTION, "sparse_indices must be int32")
-    require_contiguous(_ATTENTION, query, key, query_rope, key_rope, sparse_indices)
+    require_int32(_ATTENTION, sparse_indices)
+    require_contiguous(_ATTENTION, query, key, query_rope, key_rope)
     require_same_float(_ATTENTION, query, key, query_rope, key_rope)
 
 

@@ -26,6 +26,25 @@ def require_same_float(operator: str, *tensors: Tensor) -> None:
             raise ValueError(f"{operator}: types {found} must be one of bfloat16, float32")
 
 
+def require_int32(operator: str, *tensors: Tensor) -> None:
+    """Lengths, tables and positions are int32 and flat, as the device reads them."""
+    for tensor in tensors:
+        if tensor.dtype is not torch.int32 or not tensor.is_contiguous():
+            raise ValueError(
+                f"{operator}: {tensor.dtype} input {tuple(tensor.shape)} must be flat int32"
+            )
+
+
+def require_step(operator: str, ends: Tensor, lens: Tensor, block_table: Tensor) -> None:
+    """One entry and one row per sequence."""
+    require_int32(operator, ends, lens, block_table)
+    if not ends.shape == lens.shape == block_table.shape[:1]:
+        raise ValueError(
+            f"{operator}: {ends.shape[0]} ends, {lens.shape[0]} lengths and "
+            f"{block_table.shape[0]} table rows must be one per sequence"
+        )
+
+
 def require_contiguous(operator: str, *tensors: Tensor) -> None:
     """The NPU kernels read flat memory; a view would be read wrongly."""
     for tensor in tensors:

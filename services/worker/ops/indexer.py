@@ -11,12 +11,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.ops.checks import require, require_contiguous, require_same_float
+from services.worker.ops.checks import (
+    require,
+    require_contiguous,
+    require_same_float,
+    require_step,
+)
 from services.worker.ops.native import Native
 from services.worker.ops.paged import RowTile, gather_rows, row_tiles
 
 NO_POSITION = -1
 _NAME = "npu_lightning_indexer"
+_HEAD = 128
 _CAUSAL = 3
 
 
@@ -54,6 +60,7 @@ def lightning_indexer(
         them (a device may order the valid ones in any way), and an empty tensor.
     """
     _check(query, key, weights, layout_query, layout_key, sparse_mode, unused)
+    require_step(_NAME, actual_seq_lengths_query, actual_seq_lengths_key, block_table)
     positions = torch.full((query.shape[0], 1, sparse_count), NO_POSITION, dtype=torch.int32)
     tiles = row_tiles(
         actual_seq_lengths_query, actual_seq_lengths_key, block_table, key.shape[1], is_causal=True
@@ -98,11 +105,12 @@ def _native_lightning_indexer(
     **unused: object,
 ) -> tuple[Tensor, Tensor]:
     _check(query, key, weights, layout_query, layout_key, sparse_mode, unused)
+    require_step(_NAME, actual_seq_lengths_query, actual_seq_lengths_key, block_table)
     tokens, heads, _ = query.shape
     positions = torch.empty((tokens, 1, sparse_count), dtype=torch.int32)
     native.call(
         "lightning_indexer", query.dtype, tokens, heads, weights.stride(0),
-        actual_seq_lengths_query.shape[0], block_table.stride(0), key.shape[0], key.shape[1],
+        actual_seq_lengths_query.shape[0], block_table.shape[1], key.shape[0], key.shape[1],
         sparse_count,
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table,
         positions,
@@ -121,7 +129,7 @@ def _check(
 ) -> None:
     require(query.dim() == 3, _NAME, "query must be [T, Hi, Di]")
     require(key.dim() == 4 and key.shape[2] == 1, _NAME, "key must be [B, 128, 1, Di]")
-    require(key.shape[-1] == query.shape[-1], _NAME, "query and key differ in head size")
+    require(query.shape[-1] == _HEAD and key.shape[-1] == _HEAD, _NAME, "heads must be 128 wide")
     require(weights.shape == query.shape[:2], _NAME, "weights must be [T, Hi]")
     require(layout_query == "TND", _NAME, "layout_query {!r} must be 'TND'", layout_query)
     require(layout_key == "PA_BSND", _NAME, "layout_key {!r} must be 'PA_BSND'", layout_key)

@@ -30,9 +30,13 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "head_matmul": "iiiiiippp",
         "swiglu": "iipp",
         "token_unpermute": "iiiipppp",
+        "draw": "iiippppppppp",
     }
 )
 """Arguments of each C function: i int64, f double, p pointer."""
+
+# Router scores and logits are float32 in every model.
+_FLOAT32_ONLY = frozenset({"gating_top_k", "draw"})
 
 _NO_MEMORY = 1
 _TYPES = {"i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
@@ -50,8 +54,8 @@ class Native:
         self._functions = {}
         for name, signature in SIGNATURES.items():
             for dtype, suffix in _SUFFIXES.items():
-                if (name, dtype) == ("gating_top_k", torch.bfloat16):
-                    continue  # the router is float32 in every model
+                if name in _FLOAT32_ONLY and dtype != torch.float32:
+                    continue
                 function = getattr(library, f"glm_{name}_{suffix}")
                 function.argtypes = [_TYPES[kind] for kind in signature]
                 function.restype = ctypes.c_int

@@ -4,3 +4,6 @@
 #include "matmul.c"
 #include "indexer.c"
 #include "attention.c"
+#ifndef ELEM_BF16 /* logits are float32 in every model */
+#include "draw.c"
+#endif
