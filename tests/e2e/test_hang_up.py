@@ -1,5 +1,8 @@
 """Clients that leave cost nothing."""
 
+import asyncio
+import contextlib
+import random
 import time
 
 import httpx
@@ -49,12 +52,28 @@ def test_a_client_that_hangs_up_before_the_answer_counts_too(replayed: Mesh) -> 
     replayed.until_idle()
 
 
-def test_many_clients_that_hang_up_at_any_moment_leave_nothing(replayed: Mesh) -> None:
+async def test_many_clients_that_hang_up_at_any_moment_leave_nothing(replayed: Mesh) -> None:
+    rng = random.Random(7)
     url = f"{replayed.url}/v1/chat/completions"
-    with httpx.Client(timeout=30) as client:
-        for count in range(24):
-            with client.stream("POST", url, json=body(replayed, **replay(LONG))) as answer:
-                lines = answer.iter_lines()
-                for _ in range(count % 5):
-                    next(lines)
+    slots = asyncio.Semaphore(16)
+    served = body(replayed, ignore_eos=False, **replay("served"))
+
+    async with httpx.AsyncClient(timeout=30) as client:
+
+        async def leave(after_s: float, *, is_stream: bool) -> None:
+            async with slots:
+                sending = client.post(url, json=body(replayed, stream=is_stream, **replay(LONG)))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(sending, after_s)
+
+        async def stay() -> None:
+            async with slots:
+                answer = await client.post(url, json={**served, "stream": False})
+                assert answer.json()["choices"][0]["message"]["reasoning"] == "served"
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(160):
+                tasks.create_task(leave(rng.uniform(0.001, 0.15), is_stream=bool(number % 2)))
+                if number % 8 == 0:
+                    tasks.create_task(stay())
     replayed.until_idle()
