@@ -26,6 +26,10 @@ ERROR_DOMAIN: Final = "glm-mesh"
 # gRPC refuses metadata from 8 KB on at random; details and text together stay below half of it.
 MAX_MESSAGE_CHARS: Final = 500
 
+# Names that gRPC fixes.
+DETAILS_KEY: Final = "grpc-status-details-bin"
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+
 _logger = get_logger(__name__)
 
 # Statuses that gRPC itself makes, without an ErrorInfo of ours.
@@ -48,8 +52,14 @@ Handler = Callable[[Any, Context], Any]
 
 async def abort_with(context: Context, error: RequestError) -> NoReturn:
     """End the call with the error's status and details."""
-    await context.abort_with_status(rpc_status.to_status(_status_of(error)))
-    raise AssertionError("abort_with_status returned")
+    status = _status_of(error)
+    metadata = [(DETAILS_KEY, status.SerializeToString())]
+    if error.retry_after_ms is not None:
+        # Heeded by gRPC's own retries of idempotent methods.
+        metadata.append((PUSHBACK_KEY, str(error.retry_after_ms)))
+    code = grpc.StatusCode[error.outcome.grpc_status]
+    await context.abort(code, status.message, tuple(metadata))
+    raise AssertionError("abort returned")
 
 
 def error_from_rpc(exc: grpc.aio.AioRpcError) -> RequestError:

@@ -3,6 +3,7 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import grpc.aio
 import pytest
 
 from shared import rpc
-from shared.errors import ConfigError
+from shared.errors import ConfigError, FailureReason, RequestError
 
 # Spelt as in gRPC's channel_arg_names.h; gRPC ignores any other key without a word.
 KNOWN_KEYS = {
@@ -153,6 +154,75 @@ async def test_stopping_lets_a_running_stream_end(tmp_path: Path) -> None:
         stop.set()
         assert await stream.read() == b"second"
         await asyncio.wait_for(serving, 5)
+
+
+class Flaky:
+    """Refuses the first calls."""
+
+    def __init__(self, num_refused: int, retry_after_ms: int | None = None) -> None:
+        self.num_refused = num_refused
+        self.retry_after_ms = retry_after_ms
+        self.moments: list[float] = []
+
+    async def unary(self, request: bytes, context: Any) -> bytes:
+        self._count()
+        return b"ok"
+
+    async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        self._count()
+        yield b"ok"
+
+    def _count(self) -> None:
+        self.moments.append(time.monotonic())
+        if len(self.moments) <= self.num_refused:
+            raise RequestError(
+                FailureReason.DRAINING, "not now", retry_after_ms=self.retry_after_ms
+            )
+
+    async def serve(self, address: str) -> grpc.aio.Server:
+        server = rpc.build_server(address=address)
+        unary = grpc.unary_unary_rpc_method_handler(self.unary)
+        stream = grpc.unary_stream_rpc_method_handler(self.stream)
+        methods = {"GetCapacity": unary, "Other": unary, "RunSteps": stream}
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("glm.v1.WorkerService", methods),)
+        )
+        await server.start()
+        return server
+
+
+async def test_an_idempotent_call_is_repeated_when_the_server_was_away(tmp_path: Path) -> None:
+    flaky, address = Flaky(2), f"unix:{tmp_path}/s"
+    server = await flaky.serve(address)
+    async with rpc.open_channel(address) as channel:
+        call = channel.unary_unary("/glm.v1.WorkerService/GetCapacity")
+        assert await call(b"", timeout=5) == b"ok"
+    assert len(flaky.moments) == 3
+    await server.stop(0)
+
+
+async def test_a_server_that_asks_for_a_pause_gets_it(tmp_path: Path) -> None:
+    flaky, address = Flaky(1, retry_after_ms=400), f"unix:{tmp_path}/s"
+    server = await flaky.serve(address)
+    async with rpc.open_channel(address) as channel:
+        call = channel.unary_unary("/glm.v1.WorkerService/GetCapacity")
+        assert await call(b"", timeout=5) == b"ok"
+    assert flaky.moments[1] - flaky.moments[0] >= 0.39
+    await server.stop(0)
+
+
+async def test_no_other_call_is_repeated(tmp_path: Path) -> None:
+    flaky, address = Flaky(2), f"unix:{tmp_path}/s"
+    server = await flaky.serve(address)
+    async with rpc.open_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/glm.v1.WorkerService/Other")(b"", timeout=5)
+        assert len(flaky.moments) == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in channel.unary_stream("/glm.v1.WorkerService/RunSteps")(b"", timeout=5):
+                pass
+    assert len(flaky.moments) == 2
+    await server.stop(0)
 
 
 async def test_a_message_past_the_limit_ends_that_call_only(tmp_path: Path) -> None:
