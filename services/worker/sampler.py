@@ -5,6 +5,7 @@ rows whose logits are not finite. Only the other rows are copied, shaped and dra
 tokenizer are cut off first, so they can neither be sampled nor listed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,6 @@ from services.worker.plan import Ints, LogprobColumns
 from services.worker.rowwise import argmax_rows
 from services.worker.sampling_rows import SamplingRows
 from services.worker.shaping import shape_logits
-from services.worker.uniform import uniform
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,10 +53,9 @@ def sample(
         best, tokens[shaped.at] = argmax_rows(shaped.logits)
         # A sum with a NaN or an infinity is none: both views of the row must be finite.
         values[shaped.at] += best
-    drawn = (~settings.is_greedy[rows]).nonzero()[0]
-    if len(drawn):
-        at = torch.from_numpy(drawn).to(logits.device)
-        tokens[at] = _draw(known, shaped, settings, rows[drawn], num_outputs[drawn], drawn)
+    for source, index, places in _drawn(known, shaped, ~settings.is_greedy[rows]):
+        at = torch.from_numpy(places).to(logits.device)
+        tokens[at] = draw(source, index, _settings(settings, rows[places], num_outputs[places]))
     is_finite = torch.isfinite(values).cpu().numpy()
     asked = ((num_logprobs >= 0) & is_finite).nonzero()[0]
     columns = None
@@ -91,29 +90,26 @@ class _Shaped:
         return cls(places=places, at=at, logits=logits)
 
 
-def _draw(
-    known: Tensor,
-    shaped: _Shaped | None,
-    settings: SamplingRows,
-    rows: Ints,
-    num_outputs: Ints,
-    drawn: Ints,
-) -> Tensor:
-    """Tokens of the rows at the places `drawn`, whose ids are `rows`."""
-    device = known.device
-    logits = known
-    if len(drawn) < len(known):
-        logits = known[torch.from_numpy(drawn).to(device)]
-    temperature = torch.from_numpy(settings.temperature[rows]).to(device)[:, None]
-    scaled = logits / temperature
+def _drawn(
+    known: Tensor, shaped: _Shaped | None, is_drawn: NDArray[np.bool_]
+) -> Iterator[tuple[Tensor, Ints, Ints]]:
+    """Logits to draw from, which of their rows, and the places of those among the S rows."""
     if shaped is not None:
-        _, to, source = np.intersect1d(drawn, shaped.places, return_indices=True)
-        at = torch.from_numpy(to).to(device)
-        scaled[at] = shaped.logits[torch.from_numpy(source).to(device)] / temperature[at]
-    u = uniform(
-        torch.from_numpy(settings.seed[rows]).to(device), torch.from_numpy(num_outputs).to(device)
+        index = is_drawn[shaped.places].nonzero()[0]
+        if len(index):
+            yield shaped.logits, index, shaped.places[index]
+        is_drawn[shaped.places] = False
+    places = is_drawn.nonzero()[0]
+    if len(places):
+        yield known, places, places
+
+
+def _settings(settings: SamplingRows, rows: Ints, num_outputs: Ints) -> DrawSettings:
+    return DrawSettings(
+        temperature=settings.temperature[rows],
+        top_k=settings.top_k[rows],
+        top_p=settings.top_p[rows],
+        min_p=settings.min_p[rows],
+        seeds=settings.seed[rows],
+        positions=num_outputs,
     )
-    filters = DrawSettings(
-        top_k=settings.top_k[rows], top_p=settings.top_p[rows], min_p=settings.min_p[rows]
-    )
-    return draw(scaled, filters, u)
