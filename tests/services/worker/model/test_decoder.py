@@ -5,12 +5,15 @@ absorbed attention; through four layers that moves logits of size 1 to 5 by up t
 A wrong position, expert or rotation moves them by 0.1 or more.
 """
 
+import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
@@ -258,22 +261,49 @@ def test_the_step_runs_on_meta_tensors(tiny_values: dict[str, Any]) -> None:
     assert decoder.compute_logits(hidden).shape == (6, config.vocab_size)
 
 
-@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="glm-nano is not trained yet")
-def test_glm_nano_equals_the_oracle(
-    make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
-) -> None:
-    from types import SimpleNamespace
-
+@pytest.fixture(scope="module")
+def nano() -> Any:
+    """The embedded checkpoint in transformers, with the checkpoint's own latent epsilon."""
     from transformers import GlmMoeDsaForCausalLM
 
     model = GlmMoeDsaForCausalLM.from_pretrained(
-        NANO, dtype=torch.float32, attn_implementation="eager"
+        NANO, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
+    epsilon = ModelConfig.from_dir(NANO).latent_norm_eps
+    for layer in model.model.layers:
+        layer.self_attn.q_a_layernorm.variance_epsilon = epsilon
+        layer.self_attn.kv_a_layernorm.variance_epsilon = epsilon
+    return SimpleNamespace(model=model, path=NANO)
+
+
+def lookup_prompt() -> list[int]:
+    """Lines of keys and values, three times the selection width: what the model was trained on."""
+    chance = random.Random(3)
+    words = ["apple", "stone", "river", "cloud", "house", "green", "table", "paper"] * 12
+    lines = [f"{word}{chance.randrange(100)}: {chance.randrange(1000)}" for word in words]
+    text = "[gMASK]<sop><|user|>" + "\n".join(lines)
+    return Tokenizer.from_file(str(NANO / "tokenizer.json")).encode(text).ids
+
+
+@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="glm-nano is not trained yet")
+def test_glm_nano_is_as_near_to_float64_as_the_oracle(
+    nano: Any, make_driver: Callable[..., Any]
+) -> None:
+    """Past the selection width no float32 run of a trained model can be held to a fixed bound.
+
+    Scores of positions at the edge of the selection lie within 1e-5 of each other, so rounding
+    decides which of two is attended to, and logits up to 20 move by 1e-3: between float32 and
+    float64 of the oracle itself. Ours may be off by twice that, and by 1e-4 where nothing is
+    selected.
+    """
     config = ModelConfig.from_dir(NANO)
-    for layer in model.model.layers:  # the checkpoint's own epsilon, on both sides
-        layer.self_attn.q_a_layernorm.variance_epsilon = config.latent_norm_eps
-        layer.self_attn.kv_a_layernorm.variance_epsilon = config.latent_norm_eps
-    tokens = random_tokens(3 * config.index_topk, vocab=config.vocab_size)
-    oracle = oracle_logits(SimpleNamespace(model=model), tokens)
-    driver = make_driver(SimpleNamespace(path=NANO), max_len=len(tokens))
-    assert_close(driver.run(tokens, [100]), oracle)
+    tokens = lookup_prompt()[: 3 * config.index_topk]
+    ours = make_driver(nano, max_len=len(tokens)).run(tokens, [100])
+    oracle = oracle_logits(nano, tokens)
+    nano.model.double()
+    exact = oracle_logits(nano, tokens)
+    before, past = slice(0, config.index_topk), slice(config.index_topk, None)
+    for rows in (before, past):
+        own_error = (oracle[rows] - exact[rows]).abs().max().item()
+        error = (ours[rows] - exact[rows]).abs().max().item()
+        assert error <= max(LOGITS, 2 * own_error)
