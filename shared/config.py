@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -181,13 +182,28 @@ def _read_flags(
         raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from None
 
 
+class _EnvSource(EnvSettingsSource):
+    """Reads variables; a list may be JSON or its one entry as it is."""
+
+    def decode_complex_value(
+        self,
+        field_name: str,
+        field: FieldInfo,
+        value: Any,  # noqa: ANN401  # the library's signature
+    ) -> Any:  # noqa: ANN401  # the library's signature
+        """JSON where it looks like JSON, else a list of one."""
+        if get_origin(field.annotation) is list and not str(value).lstrip().startswith("["):
+            return [value]
+        return super().decode_complex_value(field_name, field, value)
+
+
 def _read_env(settings_class: type[ProcessSettings]) -> dict[str, Any]:
     service = settings_class.service
     prefixes = [ENV_PREFIX] + ([f"{ENV_PREFIX}{service.upper()}_"] if service else [])
     values: dict[str, Any] = {}
     for prefix in prefixes:
         try:
-            values |= EnvSettingsSource(settings_class, env_prefix=prefix, case_sensitive=False)()
+            values |= _EnvSource(settings_class, env_prefix=prefix, case_sensitive=False)()
         except SettingsError as error:
             raise ConfigError(f"environment: {error}") from None
     return values

@@ -16,6 +16,12 @@ from shared.parent import PARENT_VARIABLE
 EDGE_DRAIN_S: Final = 2.0
 
 
+# What only `up` reads: files without tables, and keys that only the frontend may know.
+OWN_VARIABLES: Final = frozenset(
+    {"GLM_MESH_CONFIG", "GLM_MESH_UP_CONFIG", "GLM_MESH_API_KEY", "GLM_MESH_UP_API_KEY"}
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """How to start one service."""
@@ -124,7 +130,7 @@ def _given(flag: str, value: object | None) -> tuple[object, ...]:
 
 
 def _environment(settings: UpSettings, service: str) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "GLM_MESH_CONFIG"}
+    environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
     environment[PARENT_VARIABLE] = str(os.getpid())
     if service == "frontend" and settings.api_key:
         # Not a flag: every user of the machine can read command lines.

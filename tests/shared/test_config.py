@@ -54,6 +54,14 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert parse(Settings, [*config, "--max-num-seqs", "8"]).max_num_seqs == 8
 
 
+@pytest.mark.parametrize("text", ["a b,c", '["a b,c"]'])
+def test_a_list_in_the_environment_is_json_or_its_one_entry(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("GLM_MESH_SERVED_MODEL_NAME", text)
+    assert parse(Settings, ADDRESS).served_model_name == ["a b,c"]
+
+
 def test_json_file_named_by_the_environment_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,12 +83,14 @@ def test_services_know_their_launcher_and_read_only_files_with_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLM_MESH_CONFIG", "somewhere")
+    monkeypatch.setenv("GLM_MESH_API_KEY", "hunter2")
     flat, tables = tmp_path / "flat.toml", tmp_path / "tables.toml"
     flat.write_text("port = 1\n")
     tables.write_text("[up]\nport = 1\n[scheduler]\nmax_num_seqs = 1\n")
     found = commands(UpSettings(model=tmp_path, config=flat), Path("/r"))
     assert found["worker"].environment[PARENT_VARIABLE] == str(os.getpid())
     assert "GLM_MESH_CONFIG" not in found["worker"].environment
+    assert "hunter2" not in found["worker"].environment.values()
     assert "--config" not in found["scheduler"].argv
     found = commands(UpSettings(model=tmp_path, config=tables), Path("/r"))
     assert value_of(found["scheduler"], "--config") == str(tables)
