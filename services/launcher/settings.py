@@ -48,7 +48,9 @@ class UpSettings(ProcessSettings):
         default=[], description="Name of the model at the API; may be repeated."
     )
     api_key: list[SecretStr] = Field(
-        default=[], description="Key that callers must show; may be repeated."
+        default=[],
+        description="Key that callers must show; may be repeated. GLM_MESH_API_KEY in the "
+        "environment keeps it off the command line, which every user can read.",
     )
     max_model_len: Count | None = Field(
         default=None, description="Longest prompt plus output, tokens."
