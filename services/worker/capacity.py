@@ -5,8 +5,10 @@ machine). On an NPU it is what `--gpu-memory-utilization` leaves beside the weig
 step, which is run once to see what it takes.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -26,6 +28,36 @@ class MemoryUse:
     """The most this process has held, weights included."""
     others: int
     """Held by other processes and the driver."""
+
+
+def free_host_bytes(root: Path = Path("/")) -> int | None:
+    """Memory this process may still take, by the system and by its container; None if unknown."""
+    free: list[int] = []
+    try:
+        meminfo = (root / "proc/meminfo").read_text(encoding="utf-8")
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+        free += [int(found.group(1)) * 1024] if found else []
+        group = root / "sys/fs/cgroup"
+        limit = (group / "memory.max").read_text(encoding="utf-8").strip()
+        if limit != "max":
+            free.append(int(limit) - int((group / "memory.current").read_text(encoding="utf-8")))
+    except OSError:
+        pass  # no such file: another system, or the root of all groups
+    return min(free, default=None)
+
+
+def host_budget(asked: int | None, free: int | None) -> int:
+    """Bytes for KV blocks on a CPU.
+
+    Raises:
+        ConfigError: The machine does not have them; it would be found out under load only.
+    """
+    budget = CPU_KV_CACHE_BYTES if asked is None else asked
+    if free is not None and budget > free:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {budget} is above the {free} bytes of memory that are free"
+        )
+    return budget
 
 
 def count_blocks(budget_bytes: int, bytes_per_block: int, max_model_len: int) -> int:

@@ -9,26 +9,24 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from services.worker import capacity, ops
 from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
+from services.worker.load_progress import shown_progress
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
 from services.worker.plan import Capacity
 from services.worker.settings import WorkerSettings
-from services.worker.weights import LoadProgress, load_model
+from services.worker.weights import load_model
 from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
 
@@ -56,7 +54,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
     known = num_known_ids(path, config.vocab_size)
     ops.register()
-    with _shown_progress(path.name) as show:
+    with shown_progress(path.name, Console(stderr=True)) as show:
         decoder = load_model(path, config, dtype, device, show)
     num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
     caches = allocate(config, num_blocks, dtype, device)
@@ -124,9 +122,9 @@ def _choose_num_blocks(
         return capacity.check_block_count(settings.num_kv_blocks, max_model_len)
     block_bytes = bytes_per_block(config, decoder.dtype)
     budget = settings.kv_cache_memory_bytes
-    if budget is None and decoder.device.type == "cpu":
-        budget = capacity.CPU_KV_CACHE_BYTES
-    if budget is None:
+    if decoder.device.type == "cpu":
+        budget = capacity.host_budget(budget, capacity.free_host_bytes())
+    elif budget is None:
         use = capacity.measure_device(
             decoder.device, lambda: _run_largest_step(settings, config, decoder, max_model_len)
         )
@@ -153,40 +151,3 @@ def _prove(decoder: Decoder, caches: KVCaches, config: ModelConfig) -> None:
     assert logits.shape == (6, config.vocab_size)
     if not bool(torch.isfinite(logits).all()):
         raise CheckpointError("self-check: the logits of the first step are not finite")
-
-
-@contextmanager
-def _shown_progress(name: str) -> "Iterator[_Show]":
-    """A bar on stderr where somebody looks, a line now and then where nobody does."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Show(name, None)
-        return
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        yield _Show(name, bar)
-
-
-class _Show:
-    """Takes the loader's reports."""
-
-    def __init__(self, name: str, bar: Progress | None) -> None:
-        self._name = name
-        self._bar = bar
-        self._task = None if bar is None else bar.add_task(name, total=None)
-        self._logged_at = time.monotonic()
-
-    def __call__(self, progress: LoadProgress) -> None:
-        """Show how far loading is."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=progress.num_bytes, total=progress.total_bytes)
-            return
-        now = time.monotonic()
-        # A checkpoint of many GiB takes minutes; a small one says nothing before it is ready.
-        if now - self._logged_at > _LOG_EVERY_S:
-            self._logged_at = now
-            share = progress.num_bytes / max(1, progress.total_bytes)
-            _log.info("loading weights", extra={"model": self._name, "share": f"{share:.0%}"})
-
-
-_LOG_EVERY_S = 5.0

@@ -1,14 +1,17 @@
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from services.worker import model_build
-from services.worker.kv_cache import KVCaches, bytes_per_block
+from services.worker import capacity, model_build
+from services.worker.dummy import dummy_step
+from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
 from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
 from services.worker.model_build import build_model_executor
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
@@ -138,6 +141,34 @@ def test_too_little_memory_names_both_numbers(oracle: Any) -> None:
         build(oracle.path, kv_cache_memory_bytes=1000)
     with pytest.raises(ConfigError, match="--num-kv-blocks 4"):
         build(oracle.path, num_kv_blocks=4)
+
+
+def test_a_device_without_a_budget_runs_the_largest_step_first(
+    oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU in the place of a device: what is run and what becomes of the measurement."""
+    executor = build(oracle.path, num_kv_blocks=16)
+    decoder = executor._decoder
+    assert isinstance(decoder, Decoder)
+    shapes: list[tuple[int, ...]] = []
+    head = decoder.compute_logits
+    monkeypatch.setattr(decoder, "compute_logits", lambda x: shapes.append(x.shape) or head(x))
+    config = ModelConfig.from_dir(oracle.path)
+    block = bytes_per_block(config, torch.float32)
+
+    def measured(device: torch.device, run: Callable[[], None]) -> capacity.MemoryUse:
+        run()
+        return capacity.MemoryUse(total=100 * block, peak=20 * block, others=10 * block)
+
+    monkeypatch.setattr(model_build.capacity, "measure_device", measured)
+    monkeypatch.setattr(decoder, "device", SimpleNamespace(type="npu"))
+    monkeypatch.setattr(model_build, "allocate", lambda c, n, t, d: allocate(c, n, t, "cpu"))
+    monkeypatch.setattr(
+        model_build, "dummy_step", lambda n, t, d: dummy_step(n, t, torch.device("cpu"))
+    )
+    chosen = settings(oracle.path, gpu_memory_utilization=0.8)
+    assert model_build._choose_num_blocks(chosen, config, decoder, 512) == 50
+    assert shapes == [(4, 64)]
 
 
 def test_bfloat16_serves_too(oracle: Any) -> None:
