@@ -55,9 +55,7 @@ def test_a_tool_call_is_executed_and_answered(nano: Mesh) -> None:
     assert json.loads(call.function.arguments) == {"city": "Marlow"}
 
     messages.append(first.message.model_dump(exclude_none=True))
-    messages.append(
-        {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"weather": "sunny"})}
-    )
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
     second = client.chat.completions.create(messages=messages, max_tokens=96, **options).choices[0]
     assert second.finish_reason == "stop"
     assert "sunny" in (second.message.content or "")
