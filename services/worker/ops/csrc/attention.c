@@ -7,7 +7,7 @@
 #include "pairs.h"
 #include "paged.h"
 
-enum { LATENT = 512, ROTARY = 64, TILE = 32 };
+enum { LATENT = 512, ROTARY = 64, TILE = 32, PARALLEL_ROWS = 512 };
 
 typedef struct {
     const elem_t *latent[TILE], *rope[TILE];
@@ -223,6 +223,11 @@ int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, i
                      query, query_rope, latent, rope, positions, heads, width, is_causal,
                      (float)scale, out};
     if (!is_in_range(&a.paged)) return OUT_OF_RANGE;
-    glm_run(tokens * ((heads + DOT - 1) / DOT), 4, attend_items, &a);
+    int64_t items = tokens * ((heads + DOT - 1) / DOT), rows_read = 0;
+    for (int64_t s = 0, start = 0; s < sequences; start = ends[s++])
+        rows_read += (lens[s] < width ? lens[s] : width) * (ends[s] - start);
+    /* Neighbours stay on one thread where there are many: it has fetched the next one's rows. */
+    int64_t chunk = rows_read < PARALLEL_ROWS ? items : (items < 32 ? 1 : 4);
+    glm_run(items, chunk, attend_items, &a);
     return OK;
 }

@@ -22,8 +22,8 @@
 
 enum { OK = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2 };
 
-/* Below this many elements a kernel stays on one thread: waking the second costs more. */
-enum { PARALLEL_ELEMENTS = 1 << 15 };
+/* Below this many elements (about 30 us) a kernel stays on one thread: waking another costs more. */
+enum { PARALLEL_ELEMENTS = 1 << 17 };
 
 #ifdef ELEM_BF16
 typedef uint16_t elem_t;
@@ -72,7 +72,7 @@ ALWAYS_INLINE float fast_exp(float x) {
 /* Run `body` over rows, on several threads if the elements are worth it. */
 ALWAYS_INLINE void over_rows(int64_t rows, int64_t elements_per_row, range_fn body,
                              const void *context) {
-    int64_t chunk = PARALLEL_ELEMENTS / 2 / (elements_per_row > 0 ? elements_per_row : 1);
+    int64_t chunk = PARALLEL_ELEMENTS / 4 / (elements_per_row > 0 ? elements_per_row : 1);
     int64_t total = rows * elements_per_row;
     glm_run(rows, total > PARALLEL_ELEMENTS ? (chunk > 0 ? chunk : 1) : rows, body, context);
 }

@@ -113,6 +113,6 @@ int KERNEL(lightning_indexer)(int64_t tokens, int64_t heads, int64_t weight_stri
     if (s.longest > count)
         glm_run(tokens, 4, select_tokens, &s);
     else
-        over_rows(tokens, count, select_tokens, &s);
+        over_rows(tokens, count / 8, select_tokens, &s); /* only filled, at several per cycle */
     return status;
 }

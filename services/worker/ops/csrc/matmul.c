@@ -5,7 +5,7 @@
  */
 #include "pairs.h"
 
-enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, CHUNK = 64, PARALLEL_PRODUCTS = 1 << 18 };
+enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, CHUNK = 64, PARALLEL_PRODUCTS = 1 << 20 };
 
 /* One function per number of rows, with each row's sums in variables of their own: as elements of
  * an array the compiler writes them back to memory in every turn of the loop. */
