@@ -60,10 +60,6 @@ class OrderSource(Protocol):
         """Wait for the next order."""
         ...
 
-    def num_waiting(self) -> int:
-        """Orders that were given and not taken yet."""
-        ...
-
 
 class LocalOrders:
     """Orders of the server in this process. Bounded by the window of plans in flight."""
@@ -78,7 +74,3 @@ class LocalOrders:
     def get(self) -> Order:
         """Wait for the next order."""
         return self._queue.get()
-
-    def num_waiting(self) -> int:
-        """Orders that were given and not taken yet."""
-        return self._queue.qsize()
