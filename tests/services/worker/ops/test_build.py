@@ -31,3 +31,23 @@ def test_what_the_compiler_says_is_passed_on(tmp_path: Path) -> None:
     broken = Variant(name="broken", options=("-no-such-option",), flags=frozenset(), machines=None)
     with pytest.raises(build.BuildError, match="no-such-option"):
         build.build(broken, "gcc")
+
+
+def test_a_compiler_without_an_instruction_set_still_builds_the_rest(
+    compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = Variant(
+        name="unknown", options=("-mno-such-set",), flags=frozenset({"x"}), machines=None
+    )
+    monkeypatch.setattr(build, "VARIANTS", (unknown, *build.VARIANTS))
+    assert [path.name for path in build.build_all()][-1] == "glm_portable.so"
+    assert "the unknown kernels are left out" in capsys.readouterr().err
+
+
+def test_a_compiler_that_cannot_build_the_portable_kernels_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = Variant(name="broken", options=("-mno-such-set",), flags=frozenset(), machines=None)
+    monkeypatch.setattr(build, "VARIANTS", (broken,))
+    with pytest.raises(build.BuildError):
+        build.build_all()
