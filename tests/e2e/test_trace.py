@@ -88,10 +88,14 @@ def test_a_request_is_one_tree_over_all_services(
 def test_the_callers_context_is_the_root(traced: tuple[Mesh, Receiver]) -> None:
     mesh, receiver = traced
     ask(mesh, f"00-{TRACE_ID}-{SPAN_ID}-01")
-    mesh.until(
-        lambda: {s.service for s in trees(receiver).get(TRACE_ID, [])} == SERVICES, 10, "spans"
-    )
-    assert any(span.parent_id == SPAN_ID for span in trees(receiver)[TRACE_ID])
+
+    def complete() -> bool:
+        spans = trees(receiver).get(TRACE_ID, [])
+        # The first service's own span ends last.
+        has_root = any(span.parent_id == SPAN_ID for span in spans)
+        return has_root and {span.service for span in spans} == SERVICES
+
+    mesh.until(complete, 10, "the whole tree hangs below the caller's span")
 
 
 def test_an_unsampled_request_leaves_no_span(traced: tuple[Mesh, Receiver]) -> None:

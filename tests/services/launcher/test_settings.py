@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,12 @@ import pytest
 from services.launcher.settings import UpSettings
 from shared.config import parse
 from shared.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GLM_MESH_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(
