@@ -47,8 +47,9 @@ def request_body(task: Task, model: str) -> dict[str, Any]:
 
 
 def wire_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Writes tool arguments as JSON text, as the API wants them."""
-    result = []
+    """Writes arguments as JSON text and names in each result the call that it answers."""
+    result: list[dict[str, Any]] = []
+    waiting: list[str] = []
     for message in messages:
         calls = [
             call
@@ -58,7 +59,13 @@ def wire_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
             for call in message.get("tool_calls", [])
         ]
-        result.append(message | {"tool_calls": calls} if calls else message)
+        if calls:
+            waiting = [call["id"] for call in calls]
+            result.append(message | {"tool_calls": calls})
+        elif message["role"] == "tool":
+            result.append(message | {"tool_call_id": waiting.pop(0)})
+        else:
+            result.append(message)
     return result
 
 

@@ -78,3 +78,11 @@ def test_scores_are_one_json_line_per_skill(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == {"skill": "echo", "prompts": 2, "correct": 1, "score": 0.5}
     assert lines[1]["summary"]["correct"] == 1
+
+
+def test_every_call_of_a_conversation_is_answered_by_its_own_result() -> None:
+    for seed in range(40):
+        messages = evaluate.wire_messages(make_task("tool_result", seed).messages)
+        called = [call["id"] for m in messages for call in m.get("tool_calls", ())]
+        answered = [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+        assert answered == called
