@@ -47,8 +47,9 @@ class Mesh:
         self._reader.start()
         try:
             self.until(lambda: READY_LINE in self.screen, 90, "the mesh is ready")
-        except AssertionError:
+        except BaseException:
             self.stop()
+            self.remove()
             raise
         self.url: str = self.state()["url"]
 
