@@ -65,10 +65,12 @@ class SparseLatentAttention:
         config = self.config
         latents = self.fused_qkv_a_proj(x)
         rank = config.q_lora_rank
-        q_latent = self.q_a_layernorm(latents[:, :rank])
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        q_part, kv_part = latents.split_with_sizes([rank, width], 1)
+        q_latent = self.q_a_layernorm(q_part)
         # Both caches are written before selection and attention: new tokens see themselves.
         torch.ops.npu.npu_kv_rmsnorm_rope_cache_v2(
-            latents[:, None, None, rank:],
+            kv_part.view(-1, 1, 1, width),
             self.kv_a_layernorm.weight,
             step.cos,
             step.sin,
@@ -88,7 +90,7 @@ class SparseLatentAttention:
     ) -> Tensor:
         config = self.config
         queries = self.q_b_proj(q_latent).view(-1, config.num_attention_heads, config.qk_head_dim)
-        nope, rope = queries.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        nope, rope = queries.split_with_sizes([config.qk_nope_head_dim, config.qk_rope_head_dim], 2)
         absorbed = torch.ops.npu.npu_transpose_batchmatmul(
             nope, self.W_UK_T, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
         )
@@ -140,6 +142,6 @@ class SparseLatentAttention:
         """Split [H * (P + D), C] into the query side and the value side of the absorption."""
         config = self.config
         by_head = source.view(config.num_attention_heads, -1, config.kv_lora_rank)
-        keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        keys, values = by_head.split_with_sizes([config.qk_nope_head_dim, config.v_head_dim], 1)
         self.W_UK_T.copy_(keys)
         self.W_UV.copy_(values.transpose(1, 2))

@@ -59,7 +59,7 @@ class Indexer:
         Returns:
             [T, 1, K] int32 positions, -1 behind the valid ones.
         """
-        keys, weights = self.wk_weights_proj(x).split([self.head_dim, self.num_heads], dim=-1)
+        keys, weights = self.wk_weights_proj(x).split_with_sizes([self.head_dim, self.num_heads], 1)
         keys = self._rotate(self.k_norm(keys).unsqueeze(1), step).squeeze(1)
         torch.ops.npu.npu_scatter_nd_update_(
             cache.view(-1, self.head_dim), step.slots.view(-1, 1), keys

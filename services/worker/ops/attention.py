@@ -128,12 +128,15 @@ def _native_attention(
     require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
     _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
     tokens, heads, _ = query.shape
-    output = torch.empty(query.shape, dtype=query.dtype)
+    output = query.new_empty(tokens, heads, _LATENT)
     native.call(
-        "sparse_attention", query.dtype, tokens, heads, actual_seq_lengths_query.shape[0],
-        block_table.shape[1], key.shape[0], key.shape[1], sparse_indices.shape[-1],
-        int(sparse_mode == _CAUSAL), scale_value, query, query_rope, key, key_rope, sparse_indices,
-        actual_seq_lengths_query, actual_seq_lengths_kv, block_table, output,
+        "sparse_attention", query.dtype,
+        (
+            tokens, heads, block_table.shape[0], block_table.shape[1], key.shape[0], key.shape[1],
+            sparse_indices.shape[2], int(sparse_mode == _CAUSAL), scale_value,
+        ),
+        query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
+        actual_seq_lengths_kv, block_table, output,
     )  # fmt: skip
     return output, torch.empty(0), torch.empty(0)
 
@@ -171,11 +174,10 @@ def _native_batchmatmul(
     heads, tokens, inner = by_head.shape
     if by_head.stride(2) != 1:
         by_head = by_head.contiguous()
-    output = torch.empty((tokens, heads, weight.shape[2]), dtype=input.dtype)
-    native.call(
-        "head_matmul", input.dtype, tokens, heads, inner, weight.shape[2],
-        by_head.stride(1), by_head.stride(0), by_head, weight, output,
-    )  # fmt: skip
+    outer = weight.shape[2]
+    output = input.new_empty(tokens, heads, outer)
+    numbers = (tokens, heads, inner, outer, by_head.stride(1), by_head.stride(0))
+    native.call("head_matmul", input.dtype, numbers, by_head, weight, output)
     return output
 
 
@@ -187,10 +189,11 @@ def _by_head(
     perm_y: Sequence[int] | None,
 ) -> Tensor:
     """The input as [H, T, M]."""
-    require(list(perm_x2 or _KEEP) == _KEEP, _BATCH_MATMUL, "perm_x2 must be [0, 1, 2]")
-    require(list(perm_y or _SWAP) == _SWAP, _BATCH_MATMUL, "perm_y must be [1, 0, 2]")
-    by_head = input.transpose(0, 1) if list(perm_x1 or _KEEP) == _SWAP else input
-    is_matching = by_head.shape[0] == weight.shape[0] and by_head.shape[2] == weight.shape[1]
+    require(perm_x2 is None or list(perm_x2) == _KEEP, _BATCH_MATMUL, "perm_x2 must be [0, 1, 2]")
+    require(perm_y is None or list(perm_y) == _SWAP, _BATCH_MATMUL, "perm_y must be [1, 0, 2]")
+    is_swapped = perm_x1 is not None and list(perm_x1) == _SWAP
+    by_head = input.transpose(0, 1) if is_swapped else input
+    is_matching = by_head.shape[::2] == weight.shape[:2]
     require(is_matching, _BATCH_MATMUL, "input and weight differ in heads or in size")
     require_contiguous(_BATCH_MATMUL, weight)
     require_same_float(_BATCH_MATMUL, input, weight)

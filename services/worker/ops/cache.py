@@ -93,23 +93,26 @@ def _native_kv_write(
             epsilon=epsilon, cache_mode=cache_mode, is_output_kv=True, **unused,
         )  # fmt: skip
     _check_write(kv, gamma, cos, sin, index, k_cache, ckv_cache, cache_mode, unused)
-    rows = kv if kv.stride(-1) == 1 else kv.contiguous()
+    if kv.stride(3) != 1:
+        kv = kv.contiguous()
     num_slots = k_cache.shape[0] * k_cache.shape[1]
     native.call(
-        "kv_rmsnorm_rope_cache", kv.dtype, kv.shape[0], gamma.shape[0], rows.stride(0), num_slots,
-        epsilon, rows, gamma, cos.contiguous(), sin.contiguous(), index, k_cache, ckv_cache,
+        "kv_rmsnorm_rope_cache", kv.dtype,
+        (kv.shape[0], gamma.shape[0], kv.stride(0), num_slots, epsilon),
+        kv, gamma, cos.contiguous(), sin.contiguous(), index, k_cache, ckv_cache,
     )  # fmt: skip
-    return torch.empty(0, dtype=kv.dtype), torch.empty(0, dtype=kv.dtype)
+    return kv.new_empty(0), kv.new_empty(0)
 
 
 def _native_scatter(native: Native, input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     _check_scatter(input, indices, updates)
-    slots = indices.view(-1)
-    width = input.shape[1]
-    native.call(
-        "scatter_rows", input.dtype, slots.shape[0], width, updates.stride(0), input.shape[0],
-        slots.to(torch.int64), updates, input,
-    )  # fmt: skip
+    rows, width = input.shape
+    if indices.dtype is not torch.int64:
+        indices = indices.to(torch.int64)
+    if updates.stride(1) != 1:
+        updates = updates.contiguous()
+    numbers = (updates.shape[0], width, updates.stride(0), rows)
+    native.call("scatter_rows", input.dtype, numbers, indices.contiguous(), updates, input)
     return input
 
 

@@ -30,10 +30,9 @@ def _native_linear(native: Native, input: Tensor, weight: Tensor) -> Tensor:
     outer = weight.shape[1]
     require(weight.shape[0] == inner, _NAME, "input and weight differ in size")
     rows = input if input.stride(1) == 1 else input.contiguous()
-    output = torch.empty((tokens, outer), dtype=input.dtype)
-    native.call(
-        "head_matmul", input.dtype, tokens, 1, inner, outer, rows.stride(0), 0, rows, weight, output
-    )
+    output = input.new_empty(tokens, outer)
+    numbers = (tokens, 1, inner, outer, rows.stride(0), 0)
+    native.call("head_matmul", input.dtype, numbers, rows, weight, output)
     return output
 
 

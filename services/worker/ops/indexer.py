@@ -107,15 +107,17 @@ def _native_lightning_indexer(
     _check(query, key, weights, layout_query, layout_key, sparse_mode, unused)
     require_step(_NAME, actual_seq_lengths_query, actual_seq_lengths_key, block_table)
     tokens, heads, _ = query.shape
-    positions = torch.empty((tokens, 1, sparse_count), dtype=torch.int32)
+    positions = block_table.new_empty(tokens, 1, sparse_count)
     native.call(
-        "lightning_indexer", query.dtype, tokens, heads, weights.stride(0),
-        actual_seq_lengths_query.shape[0], block_table.shape[1], key.shape[0], key.shape[1],
-        sparse_count,
+        "lightning_indexer", query.dtype,
+        (
+            tokens, heads, weights.stride(0), block_table.shape[0], block_table.shape[1],
+            key.shape[0], key.shape[1], sparse_count,
+        ),
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table,
         positions,
     )  # fmt: skip
-    return positions, torch.empty(0, dtype=query.dtype)
+    return positions, query.new_empty(0)
 
 
 def _check(

@@ -4,6 +4,7 @@ The order of use is gating, init_routing, grouped matmul, swiglu, grouped matmul
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -91,14 +92,12 @@ def _native_gating(
     require(x.dtype == torch.float32, _GATING, "x must be float32 on CPU")
     require_contiguous(_GATING, x)
     tokens, num_experts = x.shape
-    weights = torch.empty((tokens, k), dtype=torch.float32)
-    experts = torch.empty((tokens, k), dtype=torch.int32)
+    weights = x.new_empty(tokens, k)
+    experts = torch.empty(tokens, k, dtype=torch.int32)
     shifts = x.new_zeros(num_experts) if bias is None else bias
-    native.call(
-        "gating_top_k", x.dtype, tokens, num_experts, k, k_group, group_count,
-        routed_scaling_factor, eps, x, shifts, weights, experts,
-    )  # fmt: skip
-    return weights, experts, torch.empty(x.shape, dtype=torch.float32)
+    numbers = (tokens, num_experts, k, k_group, group_count, routed_scaling_factor, eps)
+    native.call("gating_top_k", x.dtype, numbers, x, shifts, weights, experts)
+    return weights, experts, x.new_empty(tokens, num_experts)
 
 
 def _check_gating(
@@ -184,13 +183,12 @@ def _native_init_routing(
     )  # fmt: skip
     require_contiguous(_ROUTING, x, expert_idx)
     tokens, k = expert_idx.shape
-    rows = torch.empty((tokens * k, x.shape[1]), dtype=x.dtype)
-    destinations = torch.empty(tokens * k, dtype=torch.int32)
+    width = x.shape[1]
+    rows = x.new_empty(tokens * k, width)
+    destinations = expert_idx.new_empty(tokens * k)
     counts = torch.empty(last - first, dtype=torch.int64)
-    native.call(
-        "init_routing", x.dtype, tokens, k, x.shape[1], first, last,
-        x, expert_idx, rows, destinations, counts,
-    )  # fmt: skip
+    numbers = (tokens, k, width, first, last)
+    native.call("init_routing", x.dtype, numbers, x, expert_idx, rows, destinations, counts)
     return rows, destinations, counts, torch.empty(0)
 
 
@@ -266,11 +264,10 @@ def _native_grouped_matmul(
     groups = _check_grouped(x, weight, group_list, split_item, group_type, unused)
     require_contiguous(_GROUPED, x[0], weight[0], groups)
     num_groups, inner, outer = weight[0].shape
-    output = torch.empty((x[0].shape[0], outer), dtype=x[0].dtype)
-    native.call(
-        "grouped_matmul", x[0].dtype, x[0].shape[0], num_groups, inner, outer,
-        int(group_list_type == _COUNTS), x[0], weight[0], groups, output,
-    )  # fmt: skip
+    num_rows = x[0].shape[0]
+    output = x[0].new_empty(num_rows, outer)
+    numbers = (num_rows, num_groups, inner, outer, int(group_list_type == _COUNTS))
+    native.call("grouped_matmul", x[0].dtype, numbers, x[0], weight[0], groups, output)
     return [output]
 
 
@@ -306,9 +303,10 @@ def swiglu(input: Tensor, dim: int = -1) -> Tensor:
 def _native_swiglu(native: Native, input: Tensor, dim: int = -1) -> Tensor:
     require(dim in {-1, input.dim() - 1}, "npu_swiglu", "dim must be the last")
     require_contiguous("npu_swiglu", input)
-    width = input.shape[-1] // 2
-    output = torch.empty((*input.shape[:-1], width), dtype=input.dtype)
-    native.call("swiglu", input.dtype, output.numel() // max(width, 1), width, input, output)
+    *rows, double = input.shape
+    width = double // 2
+    output = input.new_empty(*rows, width)
+    native.call("swiglu", input.dtype, (math.prod(rows), width), input, output)
     return output
 
 
@@ -339,9 +337,9 @@ def _native_unpermute(
     require_contiguous(_UNPERMUTE, permuted_tokens, weights, sorted_indices)
     tokens, k = weights.shape
     width = permuted_tokens.shape[1]
-    output = torch.empty((tokens, width), dtype=permuted_tokens.dtype)
+    output = permuted_tokens.new_empty(tokens, width)
     native.call(
-        "token_unpermute", permuted_tokens.dtype, tokens, k, width, permuted_tokens.shape[0],
+        "token_unpermute", permuted_tokens.dtype, (tokens, k, width, permuted_tokens.shape[0]),
         permuted_tokens, sorted_indices, weights, output,
     )  # fmt: skip
     return output

@@ -33,7 +33,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "draw": "iiippppppppp",
     }
 )
-"""Arguments of each C function: i int64, f double, p pointer."""
+"""Arguments of each C function, numbers before tensors: i int64, f double, p pointer."""
 
 # Router scores and logits are float32 in every model.
 _FLOAT32_ONLY = frozenset({"gating_top_k", "draw"})
@@ -66,14 +66,12 @@ class Native:
         if self._set_num_threads(count):
             raise OSError(f"cannot start {count - 1} threads for the CPU kernels")
 
-    def call(self, name: str, dtype: torch.dtype, *arguments: Tensor | float) -> None:
+    def call(
+        self, name: str, dtype: torch.dtype, numbers: tuple[float, ...], *tensors: Tensor
+    ) -> None:
         """Run one kernel; every tensor must outlive the call, which the argument list ensures."""
-        status = self._functions[name, dtype](
-            *[
-                argument.data_ptr() if isinstance(argument, Tensor) else argument
-                for argument in arguments
-            ]
-        )
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        status = self._functions[name, dtype](*numbers, *pointers)
         if status == _NO_MEMORY:
             raise MemoryError(f"kernel {name} could not get its work space")
         if status:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.ops.checks import require, require_same_float
+from services.worker.ops.checks import require, require_contiguous, require_same_float
 from services.worker.ops.native import Native
 
 
@@ -33,39 +33,40 @@ def add_rms_norm(
 def _native_rms_norm(
     native: Native, input: Tensor, gamma: Tensor, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    width = _check_norm("npu_rms_norm", input, gamma)
-    rows = input if input.stride(-1) == 1 and input.dim() == 2 else input.contiguous()
-    output = torch.empty(input.shape, dtype=input.dtype)
-    factors = torch.empty((*input.shape[:-1], 1), dtype=torch.float32)
-    stride = rows.stride(0) if rows.dim() == 2 else width
-    native.call(
-        "rms_norm", input.dtype, input.numel() // max(width, 1), width, stride, epsilon,
-        rows, gamma, output, factors,
-    )  # fmt: skip
+    _check_norm("npu_rms_norm", input, gamma)
+    if input.dim() != 2:
+        flat, flat_factors = _native_rms_norm(native, input.flatten(0, -2), gamma, epsilon)
+        return flat.view(input.shape), flat_factors.view(*input.shape[:-1], 1)
+    rows, width = input.shape
+    if input.stride(1) != 1:
+        input = input.contiguous()
+    output = input.new_empty(rows, width)
+    factors = torch.empty(rows, 1, dtype=torch.float32)
+    numbers = (rows, width, input.stride(0), epsilon)
+    native.call("rms_norm", input.dtype, numbers, input, gamma, output, factors)
     return output, factors
 
 
 def _native_add_rms_norm(
     native: Native, x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
-    width = _check_norm("npu_add_rms_norm", x1, gamma)
-    require(x1.shape == x2.shape, "npu_add_rms_norm", "x1 and x2 differ in shape")
+    _check_norm("npu_add_rms_norm", x1, gamma)
+    require(x1.dim() == 2 and x1.shape == x2.shape, "npu_add_rms_norm", "x1, x2 must be [T, N]")
     require_same_float("npu_add_rms_norm", x1, x2)
-    output = torch.empty(x1.shape, dtype=x1.dtype)
-    total = torch.empty(x1.shape, dtype=x1.dtype)
-    factors = torch.empty((*x1.shape[:-1], 1), dtype=torch.float32)
+    rows, width = x1.shape
+    output, total = x1.new_empty(rows, width), x1.new_empty(rows, width)
+    factors = torch.empty(rows, 1, dtype=torch.float32)
     native.call(
-        "add_rms_norm", x1.dtype, x1.numel() // max(width, 1), width, epsilon,
+        "add_rms_norm", x1.dtype, (rows, width, epsilon),
         x1.contiguous(), x2.contiguous(), gamma, output, factors, total,
     )  # fmt: skip
     return output, factors, total
 
 
-def _check_norm(operator: str, input: Tensor, gamma: Tensor) -> int:
-    width = gamma.shape[0]
-    require(gamma.dim() == 1 and input.shape[-1] == width, operator, "gamma must match the rows")
+def _check_norm(operator: str, input: Tensor, gamma: Tensor) -> None:
+    require(gamma.shape == input.shape[-1:], operator, "gamma must match the rows")
     require_same_float(operator, input, gamma)
-    return width
+    require_contiguous(operator, gamma)
 
 
 def kernels(native: Native | None) -> dict[str, Callable[..., object]]:

@@ -35,25 +35,20 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _native_interleave_rope(native: Native, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     _check("npu_interleave_rope", x, cos, sin)
     tokens, heads = x.shape[0], x.shape[1]
-    rows = x if x.stride(-1) == 1 else x.contiguous()
-    output = torch.empty(x.shape, dtype=x.dtype)
-    native.call(
-        "interleave_rope", x.dtype, tokens, heads, rows.stride(0), rows.stride(1),
-        rows, cos.contiguous(), sin.contiguous(), output,
-    )  # fmt: skip
+    if x.stride(3) != 1:
+        x = x.contiguous()
+    output = x.new_empty(tokens, heads, 1, ROPE_DIM)
+    numbers = (tokens, heads, x.stride(0), x.stride(1))
+    native.call("interleave_rope", x.dtype, numbers, x, cos.contiguous(), sin.contiguous(), output)
     return output
 
 
 def _check(operator: str, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     require(x.dim() == 4 and x.shape[2] == 1, operator, "x must be [T, heads, 1, 64]")
-    require(x.shape[-1] == ROPE_DIM, operator, "rotary size {} must be 64", x.shape[-1])
+    require(x.shape[3] == ROPE_DIM, operator, "rotary size {} must be 64", x.shape[3])
     expected = (x.shape[0], 1, 1, ROPE_DIM)
-    require(
-        cos.shape == expected and sin.shape == expected,
-        operator,
-        "cos and sin must be {}",
-        expected,
-    )
+    is_matching = cos.shape == expected and sin.shape == expected
+    require(is_matching, operator, "cos and sin must be {}", expected)
     require_same_float(operator, x, cos, sin)
 
 

@@ -45,9 +45,13 @@ def test_an_index_outside_its_tensor_becomes_an_error(compiled: dict[str, Any]) 
     library = next(iter(compiled.values()))
     with pytest.raises(ValueError, match="outside its tensor"):
         library.call(
-            "scatter_rows", torch.float32, 1, 4, 4, 2, torch.tensor([2]), torch.zeros(4),
+            "scatter_rows",
+            torch.float32,
+            (1, 4, 4, 2),
+            torch.tensor([2]),
+            torch.zeros(4),
             torch.zeros(8),
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
