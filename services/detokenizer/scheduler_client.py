@@ -2,20 +2,12 @@
 
 Whatever is ready (submits, aborts) goes into one message. A message that comes in is handed out
 without a pause, so that everything one step produced leaves this service in one message, too. When
-the stream breaks, every sequence on it fails at once with UPSTREAM_LOST and the client connects
-again by itself. Proto messages stop here.
+the stream breaks, every sequence on it fails at once with UPSTREAM_LOST. Proto messages stop here.
 """
 
-import asyncio
-import contextlib
-import os
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeAlias
-
-import grpc
-import grpc.aio
 
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.detokenizer.faults import internal_error
@@ -27,23 +19,17 @@ from services.detokenizer.messages import (
     TokenSubmit,
 )
 from services.detokenizer.ports import SequenceListener
-from shared import rpc, wire
+from shared import wire
 from shared.errors import FailureReason, RequestError
-from shared.log import get_logger
+from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
-RECONNECT_MIN_S: Final = 0.1
-RECONNECT_MAX_S: Final = 2.0
 # The scheduler takes messages of 64 MiB; a request, and a batch of them, stay below.
 MAX_SUBMIT_BYTES: Final = 48 << 20
 MAX_RECEIVE_MIB: Final = 64
-_ID_LIMIT: Final = 1 << 32
 _FINISH_REASONS: Final = frozenset(map(int, FinishReason))
 
-_logger = get_logger(__name__)
-
 P = ParamSpec("P")
-Call: TypeAlias = grpc.aio.StreamStreamCall
 Request: TypeAlias = scheduler_pb2.SchedulerServiceConnectRequest
 Response: TypeAlias = scheduler_pb2.SchedulerServiceConnectResponse
 
@@ -75,15 +61,24 @@ class SchedulerClient:
         on_load: Callable[[LoadSnapshot], None],
     ) -> None:
         """Start disconnected; `run` connects."""
-        self._address = address
         self._on_state = on_state
         self._on_load = on_load
+        self._link = ConnectLink(
+            address,
+            peer="scheduler",
+            open_call=lambda c: scheduler_pb2_grpc.SchedulerServiceStub(c).Connect(),
+            owner=self,
+            max_receive_mib=MAX_RECEIVE_MIB,
+        )
         self._sequences: dict[int, _Sequence] = {}
-        self._next_id = 0
-        self._submits: deque[tuple[scheduler_pb2.TokenSubmit, int]] = deque()
+        self._ids = StreamIds(lambda i: i in self._sequences)
+        self._submits: SubmitQueue[scheduler_pb2.TokenSubmit] = SubmitQueue(MAX_SUBMIT_BYTES)
         self._aborts: list[scheduler_pb2.AbortSequence] = []
-        self._outgoing = asyncio.Event()
-        self.is_connected = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the scheduler is reached."""
+        return self._link.is_connected
 
     @property
     def num_open(self) -> int:
@@ -92,37 +87,21 @@ class SchedulerClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        pause_s = RECONNECT_MIN_S
-        while True:
-            # A try before the socket exists would start gRPC's own back-off, which grows.
-            if not _may_answer(self._address) or await self._serve_one_stream():
-                pause_s = RECONNECT_MIN_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+        await self._link.run()
 
     def submit(self, submit: TokenSubmit, listener: SequenceListener) -> list[int]:
         """Send a request; `RequestError` when it cannot be sent."""
-        if not self.is_connected:
-            raise RequestError(
-                FailureReason.UPSTREAM_LOST,
-                "the scheduler cannot be reached",
-                retry_after_ms=1000,
-            )
-        stream_ids = self._fresh_ids(len(submit.sequences))
+        self._link.check_connected()
+        stream_ids = [self._ids.fresh() for _ in submit.sequences]
         message = _submit_to_proto(submit, stream_ids)
-        size = message.ByteSize()
-        if size > MAX_SUBMIT_BYTES:
-            raise RequestError(
-                FailureReason.INVALID_ARGUMENT,
-                f"the request is larger than {MAX_SUBMIT_BYTES} bytes with all its sequences",
-            )
+        size = self._submits.check(message)
         wants_logprobs = submit.sampling.num_logprobs is not None
         for position, stream_id in enumerate(stream_ids):
             self._sequences[stream_id] = _Sequence(
                 listener, position, submit.request_id, wants_logprobs
             )
-        self._submits.append((message, size))
-        self._outgoing.set()
+        self._submits.put(message, size)
+        self._link.wake()
         return stream_ids
 
     def abort(self, stream_id: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
@@ -138,90 +117,47 @@ class SchedulerClient:
                 num_tokens_kept=num_tokens_kept,
             )
         )
-        self._outgoing.set()
+        self._link.wake()
 
-    async def _serve_one_stream(self) -> bool:
-        """One stream from connecting to its loss; whether it was ever up.
+    # ---- rpc_link.LinkOwner ----
 
-        Each has its own channel: a peer that comes back is reached at once, not after a back-off
-        that grew while it was away.
-        """
-        was_connected = False
-        async with rpc.open_channel(self._address, max_receive_mib=MAX_RECEIVE_MIB) as channel:
-            call: Call | None = None
-            try:
-                await asyncio.wait_for(channel.channel_ready(), RECONNECT_MAX_S)
-                call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect()
-                await call.wait_for_connection()
-                was_connected = True
-                self._set_connected(True)
-                await self._pump(call)
-            except TimeoutError:
-                _logger.debug("scheduler is not there yet", extra={"address": self._address})
-            except grpc.aio.AioRpcError as error:
-                _logger.warning("scheduler lost", extra={"code": error.code().name})
-            except (ValueError, RequestError) as error:
-                _logger.exception("scheduler broke the contract", exc_info=error)
-            except asyncio.CancelledError:
-                # Reading a call that the writer gave up raises this too; only ours is passed on.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-            finally:
-                if call is not None:
-                    call.cancel()
-                self._fail_all()
-        return was_connected
-
-    async def _pump(self, call: Call) -> None:
-        """Read until the stream ends; the writer ends with it."""
-        writer = asyncio.create_task(self._write(call))
-        writer.add_done_callback(lambda _: call.cancel())
-        try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                self._take(response)
-        finally:
-            writer.cancel()
-            await asyncio.wait({writer})
-        _logger.warning("scheduler closed the connection")
-
-    async def _write(self, call: Call) -> None:
-        """Send what is ready; when it ends, for whatever reason, the reader is told."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._outgoing.wait()
-                self._outgoing.clear()
-                while (request := self._next_batch()) is not None:
-                    await call.write(request)
-
-    def _next_batch(self) -> Request | None:
+    def next_message(self) -> Request | None:
+        """Whatever is ready."""
         if not (self._submits or self._aborts):
             return None
-        submits, size = [], 0
-        while self._submits and size + self._submits[0][1] <= MAX_SUBMIT_BYTES:
-            message, message_size = self._submits.popleft()
-            submits.append(message)
-            size += message_size
+        submits = self._submits.take()
         aborts: list[scheduler_pb2.AbortSequence] = []
         if not self._submits:  # an abort must not overtake the submit it belongs to
             aborts, self._aborts = self._aborts, []
         return Request(submits=submits, aborts=aborts)
 
-    # ---- what comes in ----
-
-    def _take(self, response: Response) -> None:
+    def take_message(self, message: Response) -> None:
         """Hand out one message; tokens come before the ends of the same message."""
-        for verdict in response.verdicts:
+        for verdict in message.verdicts:
             self._take_verdict(verdict)
-        if response.HasField("tokens"):
-            self._take_tokens(response.tokens)
-        for end in response.ends:
+        if message.HasField("tokens"):
+            self._take_tokens(message.tokens)
+        for end in message.ends:
             sequence = self._sequences.pop(end.stream_id, None)
             if sequence is not None and sequence.listener is not None:
                 position, told = sequence.position, _end_from_proto(end)
                 _guarded(sequence, sequence.listener.on_end, position, told)
-        if response.HasField("load"):
-            self._on_load(wire.load_from_proto(response.load))
+        if message.HasField("load"):
+            self._on_load(wire.load_from_proto(message.load))
+
+    def connection_changed(self, is_connected: bool) -> None:
+        """After a loss everything fails, and nothing of it is sent on the next stream."""
+        lost: dict[int, _Sequence] = {}
+        if not is_connected:
+            lost, self._sequences = self._sequences, {}
+            self._submits.clear()
+            self._aborts = []
+        self._on_state(is_connected)
+        for sequence in lost.values():
+            if sequence.listener is not None:
+                sequence.listener.on_end(sequence.position, self._link.lost_error())
+
+    # ---- what comes in ----
 
     def _take_verdict(self, verdict: scheduler_pb2.Verdict) -> None:
         refusal = None
@@ -258,39 +194,6 @@ class SchedulerClient:
                 _guarded(sequence, tell, position, num_previous, ids[start:end], logprobs)
             start = end
 
-    # ---- the state of the connection ----
-
-    def _fresh_ids(self, count: int) -> list[int]:
-        fresh: list[int] = []
-        while len(fresh) < count:
-            self._next_id = (self._next_id + 1) % _ID_LIMIT
-            if self._next_id not in self._sequences:
-                fresh.append(self._next_id)
-        return fresh
-
-    def _set_connected(self, is_connected: bool) -> None:
-        if is_connected != self.is_connected:
-            self.is_connected = is_connected
-            _logger.info(
-                "scheduler connected" if is_connected else "scheduler disconnected",
-                extra={"address": self._address},
-            )
-            self._on_state(is_connected)
-
-    def _fail_all(self) -> None:
-        """The stream is gone: everything on it fails, nothing is sent on the next one."""
-        lost, self._sequences = self._sequences, {}
-        self._submits, self._aborts = deque(), []
-        self._set_connected(False)
-        error = RequestError(
-            FailureReason.UPSTREAM_LOST,
-            "the connection to the scheduler was lost",
-            retry_after_ms=1000,
-        )
-        for sequence in lost.values():
-            if sequence.listener is not None:
-                sequence.listener.on_end(sequence.position, error)
-
 
 def _guarded(sequence: _Sequence, tell: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:
     """Tell a listener; a bug that it runs into ends its own request and no other."""
@@ -300,10 +203,6 @@ def _guarded(sequence: _Sequence, tell: Callable[P, None], *args: P.args, **kw: 
     except Exception as error:  # noqa: BLE001  # one request may fail, the others may not
         if listener is not None:
             listener.on_fault(internal_error(error, sequence.request_id))
-
-
-def _may_answer(address: str) -> bool:
-    return not address.startswith("unix:") or os.path.exists(address.removeprefix("unix:"))
 
 
 def _submit_to_proto(submit: TokenSubmit, stream_ids: list[int]) -> scheduler_pb2.TokenSubmit:

@@ -2,16 +2,12 @@
 
 Writes are batched: whatever is ready (submits, aborts, credits) goes into one message. Credits are
 collected and sent at most every 50 ms. When the stream breaks, every request on it fails at once
-with UPSTREAM_LOST and the client connects again by itself, 0.1 to 2 s apart.
-Proto messages stop here.
+with UPSTREAM_LOST. Proto messages stop here.
 """
 
 import asyncio
-import contextlib
-import os
-from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -20,21 +16,14 @@ from protos.glm.v1 import common_pb2, detokenizer_pb2, detokenizer_pb2_grpc
 from services.frontend.exchange import Exchange
 from services.frontend.submission import OutputPlan, Submission
 from shared import rpc, wire
-from shared.errors import FailureReason, RequestError
-from shared.log import get_logger
+from shared.errors import RequestError
+from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
 CREDIT_INTERVAL_S: Final = 0.05
-RECONNECT_MIN_S: Final = 0.1
-RECONNECT_MAX_S: Final = 2.0
 ABORT_TIMEOUT_S: Final = 2.0
 # The detokenizer takes messages of 16 MiB; a request, and a batch of them, stay below.
 MAX_SUBMIT_BYTES: Final = 12 << 20
-_ID_LIMIT: Final = 1 << 32
-
-_logger = get_logger(__name__)
-
-Call: TypeAlias = grpc.aio.StreamStreamCall
 
 
 class DetokenizerClient:
@@ -54,21 +43,24 @@ class DetokenizerClient:
         on_state: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Start disconnected; `run` connects."""
-        self._address = address
         self._credit_bytes = credit_bytes
         self._on_state = on_state
-        self._channel: grpc.aio.Channel | None = None
+        self._link = ConnectLink(
+            address, peer="detokenizer", open_call=lambda c: _stub(c).Connect(), owner=self
+        )
         self._exchanges: dict[int, Exchange] = {}
         self._aborted: set[int] = set()
-        self._next_id = 0
-        # With their sizes, in order.
-        self._submits: deque[tuple[detokenizer_pb2.ConnectSubmit, int]] = deque()
+        self._ids = StreamIds(lambda i: i in self._exchanges or i in self._aborted)
+        self._submits: SubmitQueue[detokenizer_pb2.ConnectSubmit] = SubmitQueue(MAX_SUBMIT_BYTES)
         self._aborts: list[int] = []
         self._credits: dict[int, int] = {}
         self._is_credit_due = False
-        self._outgoing = asyncio.Event()
-        self.is_connected = False
         self.load = LoadSnapshot()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the detokenizer is reached."""
+        return self._link.is_connected
 
     @property
     def num_open(self) -> int:
@@ -77,40 +69,21 @@ class DetokenizerClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        pause_s = RECONNECT_MIN_S
-        async with rpc.open_channel(self._address) as channel:
-            self._channel = channel
-            while True:
-                # A try before the socket exists would start gRPC's own back-off, which grows.
-                if not _may_answer(self._address) or await self._serve_one_stream(channel):
-                    pause_s = RECONNECT_MIN_S
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+        await self._link.run()
 
     def submit(self, submission: Submission) -> Exchange:
         """Send a request; raises UPSTREAM_LOST when there is no connection to send it on."""
-        if not self.is_connected:
-            raise RequestError(
-                FailureReason.UPSTREAM_LOST,
-                "the detokenizer cannot be reached",
-                retry_after_ms=1000,
-            )
+        self._link.check_connected()
         message = detokenizer_pb2.ConnectSubmit(
-            stream_id=self._fresh_id(),
+            stream_id=self._ids.fresh(),
             submit=_submit_to_proto(submission),
             initial_credit_bytes=self._credit_bytes,
         )
-        size = message.ByteSize()
-        if size > MAX_SUBMIT_BYTES:
-            raise RequestError(
-                FailureReason.INVALID_ARGUMENT,
-                f"the request is larger than {MAX_SUBMIT_BYTES} bytes with all its choices; "
-                "ask for fewer choices or prompts",
-            )
+        size = self._submits.check(message)
         exchange = Exchange(message.stream_id, submission.request_id)
         self._exchanges[exchange.stream_id] = exchange
-        self._submits.append((message, size))
-        self._outgoing.set()
+        self._submits.put(message, size)
+        self._link.wake()
         return exchange
 
     def close(self, exchange: Exchange) -> None:
@@ -120,7 +93,7 @@ class DetokenizerClient:
         self._credits.pop(exchange.stream_id, None)
         self._aborted.add(exchange.stream_id)
         self._aborts.append(exchange.stream_id)
-        self._outgoing.set()
+        self._link.wake()
 
     def give_credit(self, exchange: Exchange, num_bytes: int) -> None:
         """Say that bytes of a stream have left for its client."""
@@ -129,7 +102,7 @@ class DetokenizerClient:
             self._credits[stream_id] = self._credits.get(stream_id, 0) + num_bytes
             if not self._is_credit_due:
                 self._is_credit_due = True
-                asyncio.get_running_loop().call_later(CREDIT_INTERVAL_S, self._outgoing.set)
+                asyncio.get_running_loop().call_later(CREDIT_INTERVAL_S, self._link.wake)
 
     def fail_all(self, error: RequestError) -> None:
         """End what is open with `error`; its handlers tell their clients and abort it."""
@@ -138,11 +111,10 @@ class DetokenizerClient:
 
     async def abort(self, request_id: str) -> int:
         """Ask the detokenizer to end a request by its id; how many were found."""
-        if self._channel is None or not self.is_connected:
-            raise RequestError(FailureReason.UPSTREAM_LOST, "the detokenizer cannot be reached")
-        stub = detokenizer_pb2_grpc.DetokenizerServiceStub(self._channel)
+        self._link.check_connected()
+        assert self._link.channel is not None
         try:
-            answer = await stub.Abort(
+            answer = await _stub(self._link.channel).Abort(
                 detokenizer_pb2.DetokenizerServiceAbortRequest(request_id=request_id),
                 timeout=ABORT_TIMEOUT_S,
             )
@@ -150,64 +122,13 @@ class DetokenizerClient:
             raise rpc.error_from_rpc(error) from None
         return int(answer.num_aborted)
 
-    async def _serve_one_stream(self, channel: grpc.aio.Channel) -> bool:
-        """One stream from connecting to its loss; whether it was ever up."""
-        was_connected = False
-        call: Call | None = None
-        try:
-            # A call on a channel that is not ready would wait inside the library, out of sight.
-            await asyncio.wait_for(channel.channel_ready(), RECONNECT_MAX_S)
-            call = detokenizer_pb2_grpc.DetokenizerServiceStub(channel).Connect()
-            await call.wait_for_connection()
-            was_connected = True
-            self._set_connected(True)
-            await self._pump(call)
-        except TimeoutError:
-            _logger.debug("detokenizer is not there yet", extra={"address": self._address})
-        except grpc.aio.AioRpcError as error:
-            _logger.warning("detokenizer lost", extra={"code": error.code().name})
-        except (ValueError, RequestError) as error:
-            _logger.exception("detokenizer broke the contract", exc_info=error)
-        except asyncio.CancelledError:
-            # Reading a call that the writer gave up raises this too; only ours is passed on.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-        finally:
-            if call is not None:
-                call.cancel()
-            self._fail_all()
-        return was_connected
+    # -- rpc_link.LinkOwner ------------------------------------------------------------------
 
-    async def _pump(self, call: Call) -> None:
-        """Read until the stream ends; the writer ends with it."""
-        writer = asyncio.create_task(self._write(call))
-        writer.add_done_callback(lambda _: call.cancel())
-        try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                self._take(response)
-        finally:
-            writer.cancel()
-            await asyncio.wait({writer})
-        _logger.warning("detokenizer closed the connection")
-
-    async def _write(self, call: Call) -> None:
-        """Send what is ready; when it ends, for whatever reason, the reader is told."""
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await self._outgoing.wait()
-                self._outgoing.clear()
-                while (request := self._next_batch()) is not None:
-                    await call.write(request)
-
-    def _next_batch(self) -> detokenizer_pb2.DetokenizerServiceConnectRequest | None:
+    def next_message(self) -> detokenizer_pb2.DetokenizerServiceConnectRequest | None:
+        """Whatever is ready."""
         if not (self._submits or self._aborts or self._credits):
             return None
-        submits, size = [], 0
-        while self._submits and size + self._submits[0][1] <= MAX_SUBMIT_BYTES:
-            message, message_size = self._submits.popleft()
-            submits.append(message)
-            size += message_size
+        submits = self._submits.take()
         # An abort must not overtake the submit it belongs to.
         aborts, credits = ([], {}) if self._submits else (self._aborts, self._credits)
         if not self._submits:
@@ -222,9 +143,9 @@ class DetokenizerClient:
             else None,
         )
 
-    def _take(self, response: detokenizer_pb2.DetokenizerServiceConnectResponse) -> None:
+    def take_message(self, message: detokenizer_pb2.DetokenizerServiceConnectResponse) -> None:
         """Hand out one message; bytes come before the ends of the same message."""
-        for verdict in response.verdicts:
+        for verdict in message.verdicts:
             exchange = self._exchanges.get(verdict.stream_id)
             if verdict.HasField("refusal"):
                 self._forget(verdict.stream_id)
@@ -232,12 +153,18 @@ class DetokenizerClient:
                     exchange.fail(wire.failure_from_proto(verdict.refusal))
             elif exchange is not None:
                 exchange.admit()
-        if response.HasField("frames"):
-            self._take_frames(response.frames)
-        for end in response.ends:
+        if message.HasField("frames"):
+            self._take_frames(message.frames)
+        for end in message.ends:
             self._take_end(end)
-        if response.HasField("load"):
-            self.load = wire.load_from_proto(response.load)
+        if message.HasField("load"):
+            self.load = wire.load_from_proto(message.load)
+
+    def connection_changed(self, is_connected: bool) -> None:
+        """After a loss everything fails, and nothing of it is sent on the next stream."""
+        if not is_connected:
+            self._forget_all()
+        self._on_state(is_connected)
 
     def _take_frames(self, frames: detokenizer_pb2.FrameColumns) -> None:
         data, start = frames.data, 0
@@ -266,41 +193,19 @@ class DetokenizerClient:
         self._aborted.discard(stream_id)
         self._credits.pop(stream_id, None)
 
-    def _fresh_id(self) -> int:
-        while True:
-            self._next_id = (self._next_id + 1) % _ID_LIMIT
-            if self._next_id not in self._exchanges and self._next_id not in self._aborted:
-                return self._next_id
-
-    def _set_connected(self, is_connected: bool) -> None:
-        if is_connected != self.is_connected:
-            self.is_connected = is_connected
-            _logger.info(
-                "detokenizer connected" if is_connected else "detokenizer disconnected",
-                extra={"address": self._address},
-            )
-            self._on_state(is_connected)
-
-    def _fail_all(self) -> None:
-        """The stream is gone: everything on it fails, nothing is sent on the next one."""
+    def _forget_all(self) -> None:
         lost, self._exchanges = self._exchanges, {}
-        self._submits, self._aborts, self._credits = deque(), [], {}
+        self._submits.clear()
+        self._aborts, self._credits = [], {}
         self._aborted.clear()
         self._is_credit_due = False
         self.load = LoadSnapshot()
-        self._set_connected(False)
         for exchange in lost.values():
-            exchange.fail(
-                RequestError(
-                    FailureReason.UPSTREAM_LOST,
-                    "the connection to the detokenizer was lost",
-                    retry_after_ms=1000,
-                )
-            )
+            exchange.fail(self._link.lost_error())
 
 
-def _may_answer(address: str) -> bool:
-    return not address.startswith("unix:") or os.path.exists(address.removeprefix("unix:"))
+def _stub(channel: grpc.aio.Channel) -> detokenizer_pb2_grpc.DetokenizerServiceStub:
+    return detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
 
 
 def _submit_to_proto(submission: Submission) -> detokenizer_pb2.TextSubmit:

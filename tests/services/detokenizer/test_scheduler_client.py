@@ -171,12 +171,12 @@ async def test_logprobs_reach_the_sequences_that_asked_for_them(mesh: Mesh) -> N
 
 async def test_ids_of_open_sequences_are_never_reused() -> None:
     client = SchedulerClient("unix:/none", on_state=lambda _: None, on_load=lambda _: None)
-    client.is_connected = True
+    client._link.channel = object()  # type: ignore[assignment]  # as if connected, never used
     upstream = FakeUpstream()
-    client._next_id = (1 << 32) - 3
+    client._ids._last = (1 << 32) - 3
     request = submit(4)
     ids = client.submit(_tokens(request), upstream)  # type: ignore[arg-type]  # never told
-    client._next_id = (1 << 32) - 3
+    client._ids._last = (1 << 32) - 3
     again = client.submit(_tokens(request), upstream)  # type: ignore[arg-type]  # never told
     assert len({*ids, *again}) == 8
     assert all(0 <= i < 1 << 32 for i in (*ids, *again))
@@ -188,7 +188,7 @@ async def test_ids_of_open_sequences_are_never_reused() -> None:
 
 async def test_what_is_too_large_for_a_message_is_refused() -> None:
     client = SchedulerClient("unix:/none", on_state=lambda _: None, on_load=lambda _: None)
-    client.is_connected = True
+    client._link.channel = object()  # type: ignore[assignment]  # as if connected, never used
     request = submit()
     huge = request.sequences[0].__class__(index=0, prompt_token_ids=bytes(MAX_SUBMIT_BYTES + 4))
     with pytest.raises(RequestError) as caught:

@@ -109,7 +109,7 @@ async def test_stream_ids_of_live_and_aborted_requests_are_not_reused(
 ) -> None:
     first, second = client.submit(submission("a")), client.submit(submission("b"))
     client.close(second)
-    client._next_id = first.stream_id - 1
+    client._ids._last = first.stream_id - 1
     third = client.submit(submission("c"))
     assert third.stream_id not in {first.stream_id, second.stream_id}
 
@@ -177,12 +177,12 @@ async def test_state_changes_are_told(fake: FakeDetokenizer) -> None:
 async def test_a_message_that_breaks_the_contract_costs_the_connection_only(
     client: DetokenizerClient, fake: FakeDetokenizer
 ) -> None:
-    good = client._take
-    client._take = lambda _: (_ for _ in ()).throw(ValueError("columns"))  # type: ignore[method-assign]
+    good = client.take_message
+    client.take_message = lambda _: (_ for _ in ()).throw(ValueError("columns"))  # type: ignore[method-assign]
     exchange = client.submit(submission())
     with pytest.raises(RequestError):
         await exchange.wait_for_verdict()
-    client._take = good  # type: ignore[method-assign]
+    client.take_message = good  # type: ignore[method-assign]
     await until(lambda: client.is_connected)
     await client.submit(submission("again")).wait_for_verdict()
     assert fake.connections >= 2
