@@ -18,12 +18,10 @@ from services.frontend.render import Renderer
 from services.frontend.sampling import sampling_defaults
 from services.frontend.settings import FrontendSettings, checkpoint_context_length
 from services.frontend.streams import StreamKeeper
-from shared.admin import AdminStatus, start_admin
 from shared.errors import ConfigError, FailureReason, RequestError
 from shared.glm.dialect import Dialect
-from shared.health import HealthThread
 from shared.log import get_logger
-from shared.rpc import Server
+from shared.sides import ServiceSides, Work
 
 READY_POLL_S: Final = 0.2
 GRPC_GRACE_S: Final = 2.0
@@ -97,18 +95,22 @@ async def run(settings: FrontendSettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rpc_server = server.build_server(gateway, settings.address)
     async with contextlib.AsyncExitStack() as stack:
-        health = _start_health(settings)
-        if health is not None:
-            stack.callback(health.stop)
+        sides = ServiceSides(
+            settings,
+            service_name=server.SERVICE_NAME,
+            work=Work(
+                num_live=lambda: gateway.admission.num_running,
+                refuse_new=gateway.admission.drain,
+            ),
+            reason="starting",
+        )
+        await sides.start(stack)
         http = await stack.enter_async_context(running_http(gateway))
         await rpc_server.start()
         stack.push_async_callback(rpc_server.stop, GRPC_GRACE_S)
-        if settings.admin_address is not None:
-            admin = await _start_admin(settings, gateway)
-            stack.push_async_callback(admin.stop, GRPC_GRACE_S)
         _logger.info("listening on http://%s:%d", settings.host, http.port)
-        watcher = asyncio.create_task(_tell_health(gateway, health))
-        stack.callback(watcher.cancel)
+        for beside in (sides.keep_ticking(), _tell_health(gateway, sides)):
+            stack.callback(asyncio.create_task(beside).cancel)
         await stop.wait()
         await drain(gateway)
 
@@ -130,36 +132,8 @@ async def _wait_until_idle(gateway: Gateway, limit_s: float) -> None:
             await gateway.admission.wait_until_idle()
 
 
-def _start_health(settings: FrontendSettings) -> HealthThread | None:
-    if settings.health_address is None:
-        return None
-    health = HealthThread(address=settings.health_address, service=server.SERVICE_NAME)
-    health.start()
-    return health
-
-
-async def _start_admin(settings: FrontendSettings, gateway: Gateway) -> Server:
-    def status() -> AdminStatus:
-        return AdminStatus(
-            num_live=gateway.admission.num_running,
-            is_draining=gateway.admission.is_draining,
-            not_serving_reason=gateway.not_ready_reason,
-        )
-
-    return await start_admin(
-        settings.admin_address or "",
-        settings.service,
-        status,
-        gateway.admission.drain,
-        settings,
-        described=(server.SERVICE_NAME,),
-    )
-
-
-async def _tell_health(gateway: Gateway, health: HealthThread | None) -> None:
-    """Show the state of the chain, and that this loop turns."""
-    while health is not None:
-        reason = gateway.not_ready_reason
-        health.set_status(not reason, reason)
-        health.tick()
+async def _tell_health(gateway: Gateway, sides: ServiceSides) -> None:
+    """Show the state of the chain."""
+    while True:
+        sides.show(gateway.not_ready_reason)
         await asyncio.sleep(READY_POLL_S)

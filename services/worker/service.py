@@ -11,10 +11,9 @@ from services.worker.prefill_spans import PrefillSpans
 from services.worker.runner import Runner
 from services.worker.server import SERVICE_NAME, WorkerServicer
 from services.worker.settings import WorkerSettings
-from shared.admin import AdminStatus, start_admin
-from shared.health import HealthThread
 from shared.log import get_logger
 from shared.rpc import build_server, serve_until_stopped
+from shared.sides import ServiceSides, Work
 
 # A 1M-token prompt is 4 MiB; a plan may describe several.
 _MAX_RECEIVE_MIB = 64
@@ -33,53 +32,36 @@ class WorkerService:
         self._orders = LocalOrders()
         self._runner = Runner(executor_builder(settings), self._orders)
         self._servicer = WorkerServicer(self._runner, self._orders, PrefillSpans())
-        self._health: HealthThread | None = None
         self._reason = "the model is loading"
+        self._sides = ServiceSides(
+            settings,
+            service_name=SERVICE_NAME,
+            work=Work(
+                num_live=self._runner.num_rows_in_use,
+                refuse_new=self._servicer.drain,
+                last_step_age_s=lambda: self._runner.last_step_age_s(time.monotonic()),
+            ),
+            reason=self._reason,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop`; raises what kept the executor from being built."""
         server = build_server(address=self._settings.address, max_receive_mib=_MAX_RECEIVE_MIB)
         self._servicer.add_to(server)
         async with contextlib.AsyncExitStack() as stack:
-            await self._start_sides(stack)
+            await self._sides.start(stack)
             stack.callback(self._stop_runner)
             self._runner.start()
             async with asyncio.TaskGroup() as tasks:
-                beside = [tasks.create_task(self._watch(stop))]
-                if self._health is not None:
-                    beside.append(tasks.create_task(self._health.keep_ticking()))
+                beside = [
+                    tasks.create_task(self._watch(stop)),
+                    tasks.create_task(self._sides.keep_ticking()),
+                ]
                 await serve_until_stopped(server, stop=stop, grace_s=_GRACE_S)
                 for task in beside:
                     task.cancel()
         if self._runner.ready.done():
             self._runner.ready.result()
-
-    async def _start_sides(self, stack: contextlib.AsyncExitStack) -> None:
-        settings = self._settings
-        if settings.health_address is not None:
-            self._health = HealthThread(address=settings.health_address, service=SERVICE_NAME)
-            self._health.set_status(False, self._reason)
-            self._health.start()
-            stack.callback(self._health.stop)
-        if settings.admin_address is not None:
-            admin = await start_admin(
-                settings.admin_address,
-                "worker",
-                self._admin_status,
-                self._servicer.drain,
-                settings,
-                described=(SERVICE_NAME,),
-            )
-            stack.push_async_callback(admin.stop, 0.2)
-
-    def _admin_status(self) -> AdminStatus:
-        age_s = self._runner.last_step_age_s(time.monotonic())
-        return AdminStatus(
-            num_live=self._runner.num_rows_in_use(),
-            is_draining=self._servicer.is_draining,
-            not_serving_reason=self._reason,
-            last_step_age_ms=None if age_s is None else int(age_s * 1000),
-        )
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Follow the runner: SERVING once it is ready, NOT_SERVING while a step hangs."""
@@ -95,8 +77,6 @@ class WorkerService:
         raise RuntimeError("the runner's thread died")
 
     def _reason_not_to_serve(self) -> str:
-        if self._servicer.is_draining:
-            return "draining"
         stalled_s = self._runner.stalled_s(time.monotonic())
         if stalled_s > self._settings.stall_timeout_s:
             return f"a step has taken over {self._settings.stall_timeout_s:g} s"
@@ -109,8 +89,7 @@ class WorkerService:
             _log.error("no progress; the stacks of all threads follow", extra={"reason": reason})
             faulthandler.dump_traceback(file=_STDERR_FD)
         self._reason = reason
-        if self._health is not None:
-            self._health.set_status(not reason, reason)
+        self._sides.show(reason)
 
     def _stop_runner(self) -> None:
         self._orders.put(Stop())
