@@ -59,18 +59,10 @@ def draw_by_kernel(
         (settings.seeds, np.int64),
         (settings.positions, np.int64),
     )
-    # Kept in a list: the kernel reads their memory.
     arrays = [np.ascontiguousarray(column, dtype) for column, dtype in columns]
-    library.call(
-        "draw",
-        torch.float32,
-        len(places),
-        logits.shape[1],
-        logits.stride(0),
-        logits,
-        *[array.ctypes.data for array in arrays],
-        tokens,
-    )
+    numbers = (len(places), logits.shape[1], logits.stride(0))
+    tensors = [torch.from_numpy(array) for array in arrays]
+    library.call("draw", torch.float32, numbers, logits, *tensors, tokens)
     return tokens
 
 
