@@ -85,13 +85,27 @@ def sparse_flash_attention(
         rows = slice(tile.first, tile.last)
         is_chosen = _chosen(sparse_indices[rows, 0], tile.limits, tile.num_keys)
         latent, rope = gather_rows(key, tile), gather_rows(key_rope, tile)
-        logits = torch.einsum("thc,sc->ths", query[rows].float(), latent)
-        logits += torch.einsum("thr,sr->ths", query_rope[rows].float(), rope)
-        logits = (logits * scale_value).masked_fill(~is_chosen[:, None], float("-inf"))
-        # A row without a position is all -inf: softmax gives NaN there, and zeros are due.
-        weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
-        output[rows] = torch.einsum("ths,sc->thc", weights, latent).to(query.dtype)
+        output[rows] = _attend(
+            query[rows].float(), query_rope[rows].float(), latent, rope, is_chosen, scale_value
+        ).to(query.dtype)
     return output, torch.empty(0), torch.empty(0)
+
+
+def _attend(
+    query: Tensor,
+    query_rope: Tensor,
+    latent: Tensor,
+    rope: Tensor,
+    is_chosen: Tensor,
+    scale: float,
+) -> Tensor:
+    """Rows [rows, H, C] over keys [S, C] and [S, 64], where `is_chosen` [rows, S]."""
+    logits = torch.einsum("thc,sc->ths", query, latent)
+    logits += torch.einsum("thr,sr->ths", query_rope, rope)
+    logits = (logits * scale).masked_fill(~is_chosen[:, None], float("-inf"))
+    # A row without a position is all -inf: softmax gives NaN there, and zeros are due.
+    weights = torch.softmax(logits, dim=-1).nan_to_num(0.0)
+    return torch.einsum("ths,sc->thc", weights, latent)
 
 
 def _chosen(indices: Tensor, limits: Tensor, num_keys: int) -> Tensor:
