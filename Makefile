@@ -16,10 +16,10 @@ ARGS ?=
 PROTOS := $(wildcard protos/glm/v1/*.proto)
 KERNELS := $(wildcard services/worker/ops/csrc/*.[ch]) services/worker/ops/build.py
 
-.PHONY: help setup setup-dev protos kernels lint format test test-e2e run bench eval check soak clean
+.PHONY: help setup setup-dev protos kernels lint format test test-e2e test-npu-contract run bench eval check soak clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 	@echo "  Variables: HOST=$(HOST) PORT=$(PORT) ARGS='' (more flags for run), PYTHON=$(PYTHON)"
 
 $(STAMPS)/venv: $(LOCK) pyproject.toml
@@ -73,6 +73,11 @@ test: setup-dev ## All tests, the whole mesh included
 
 test-e2e: setup-dev ## Only the tests that start the whole mesh
 	$(BIN)/pytest -q -m e2e $(ARGS)
+
+test-npu-contract: setup-dev ## The model against the real torch_npu wheel (42 MB, no NPU needed)
+	@$(PIP) download torch_npu==2.13.0 --no-deps -d $(STAMPS)
+	TORCH_NPU_WHEEL=$$(ls $(CURDIR)/$(STAMPS)/torch_npu-2.13.0-*.whl) \
+		$(BIN)/pytest -q tests/tools/test_npu_contract.py
 
 bench: setup-dev ## One JSON line per claim (PEER=port races a peer that already runs)
 	@$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
