@@ -33,6 +33,8 @@ _NAMES = {
 }
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,6}))?\Z")
+# Of an array in a JSON pointer; longer ones are past the end of any schema that was taken in.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 # Integral values up to here are written out (2.0 as 2, 1e3 as 1000), larger ones stay as written.
 _MAX_PLAIN_DIGITS = 16
@@ -222,7 +224,7 @@ def _resolve(reference: Any, root: Any) -> Any:  # noqa: ANN401  (any JSON value
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(node, Mapping):
             node = node.get(name)
-        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        elif isinstance(node, list) and _INDEX.fullmatch(name) and int(name) < len(node):
             node = node[int(name)]
         else:
             return None

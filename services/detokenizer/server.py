@@ -17,6 +17,7 @@ from protos.glm.v1 import common_pb2, detokenizer_pb2, detokenizer_pb2_grpc
 from services.detokenizer.build import BuildContext, build_response, upstream_submit
 from services.detokenizer.delivery import ReaderLimits
 from services.detokenizer.events import DeltaEvent, Event, EventWriter, SequenceEndEvent
+from services.detokenizer.faults import internal_error
 from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import (
     ObjectKind,
@@ -47,6 +48,7 @@ from shared.wire import (
 SERVICE_NAME: Final = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"].full_name
 # Frontends take messages of 16 MiB; what is larger goes in several.
 MAX_FRAME_BYTES: Final = 8 << 20
+MAX_LABEL_BYTES: Final = 90
 TICK_S: Final = 0.25
 _OBJECT_KINDS: Final = frozenset(map(int, ObjectKind))
 _TOOL_CHOICES: Final = frozenset(map(int, ToolChoice))
@@ -142,7 +144,7 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self._live.add(response)
         try:
             # The caller's id is a label; the first service a request reaches makes its own.
-            internal_id = f"{submit.request_id[:90]}-{uuid.uuid4().hex[:12]}"
+            internal_id = f"{_label(submit.request_id)}-{uuid.uuid4().hex[:12]}"
             sent = upstream_submit(submit, response, self._context, internal_id)
             response.start(self._upstream, sent)
             await self._write_events(writer, context, changed)
@@ -207,6 +209,11 @@ async def _until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _label(request_id: str) -> str:
+    """The caller's id, cut so that ours and it stay below the limit of 128 bytes."""
+    return request_id.encode()[:MAX_LABEL_BYTES].decode(errors="ignore")
 
 
 def incoming_from_proto(message: ConnectRequest) -> Incoming:
@@ -298,6 +305,8 @@ def _stream_submit(message: detokenizer_pb2.ConnectSubmit) -> StreamSubmit:
         submit = submit_from_proto(message.submit)
     except RequestError as error:
         submit = error
+    except Exception as error:  # noqa: BLE001  # one request may fail, the others may not
+        submit = internal_error(error, message.submit.request_id)
     return StreamSubmit(
         stream_id=message.stream_id,
         submit=submit,

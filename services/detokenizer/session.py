@@ -128,21 +128,24 @@ class Session:
         try:
             self._check_free(stream_id)
             response = build_response(submit, self._context, now)
+            presenter = build_presenter(response, submit.output, self._context)
+            sent = upstream_submit(submit, response, self._context, submit.request_id)
         except RequestError as error:
             self._refuse(stream_id, error)
             return
+        except Exception as error:  # noqa: BLE001  # one request may fail, the others may not
+            self._refuse(stream_id, internal_error(error, submit.request_id))
+            return
         self._deliveries[stream_id] = Delivery(
             response,
-            build_presenter(response, submit.output, self._context),
+            presenter,
             self._limits,
             is_stream=submit.output.is_stream,
             credit_bytes=incoming.initial_credit_bytes,
         )
         self._live.add(response)
         response.on_change = lambda: self._mark(stream_id)
-        response.start(
-            self._upstream, upstream_submit(submit, response, self._context, submit.request_id)
-        )
+        response.start(self._upstream, sent)
 
     def _check_free(self, stream_id: int) -> None:
         self._live.check_open()

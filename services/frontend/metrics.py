@@ -101,6 +101,12 @@ class GatewayMetrics:
             "Share of KV blocks in use, 0 to 1.",
             source=lambda: kv_usage(load()),
         )
+        # Counted by the scheduler and reset with it, as a counter of a process is.
+        gauge(
+            "vllm:num_preemptions_total",
+            "Sequences that lost their blocks and were computed again.",
+            source=lambda: load().num_preemptions_total,
+        )
 
 
 def kv_usage(load: LoadSnapshot) -> float:

@@ -16,6 +16,9 @@ MAX_REQUEST_ID_BYTES = 128
 # Of one response; the largest n that OpenAI's API takes.
 MAX_SEQUENCES = 128
 MAX_LOGPROBS = 1024
+# Ids that may end one sequence, and tokens that a script may emit in one step: a worker's limits.
+MAX_END_IDS = 1024
+MAX_TOKENS_PER_STEP = 1024
 
 
 def check_submission(submission: Submission, limits: Limits) -> None:
@@ -81,27 +84,34 @@ def _check_sequence(sequence: SequenceSubmit, sampling: SamplingSpec, limits: Li
                 field="replay",
             )
         _check_ids("replay.token_ids", sequence.replay.token_ids, limits)
-        if min(sequence.replay.tokens_per_step, default=0) < 1:
-            raise _invalid("replay.tokens_per_step", "has a value below 1")
+        sizes = sequence.replay.tokens_per_step
+        if not sizes or min(sizes) < 1 or max(sizes) > MAX_TOKENS_PER_STEP:
+            raise _invalid(
+                "replay.tokens_per_step", f"has a value outside 1 to {MAX_TOKENS_PER_STEP}"
+            )
 
 
 def _check_sampling(sampling: SamplingSpec, limits: Limits) -> None:
     ranges: tuple[tuple[str, float, float], ...] = (
         ("temperature", 0.0, 1e6),
-        ("top_p", 1e-9, 1.0),
+        # Smallest values: what the wire's float32 makes of 1e-9 and 1e-6 is a little less.
+        ("top_p", 0.99e-9, 1.0),
         ("min_p", 0.0, 1.0),
         ("presence_penalty", -2.0, 2.0),
         ("frequency_penalty", -2.0, 2.0),
-        ("repetition_penalty", 1e-6, 1e6),
+        ("repetition_penalty", 0.99e-6, 1e6),
         ("max_tokens", 1, math.inf),
         ("min_tokens", 0, sampling.max_tokens),
-        ("num_logprobs", 0, MAX_LOGPROBS),
+        ("num_logprobs", 0, min(MAX_LOGPROBS, limits.vocab_size or MAX_LOGPROBS)),
     )
     for name, least, most in ranges:
         value = getattr(sampling, name)
         # A comparison with NaN is false, so NaN is refused too.
         if value is not None and not least <= value <= most:
             raise _invalid(name, f"is {value}, allowed is {least:g} to {most:g}")
+    num_end_ids = len({*sampling.eos_token_ids, *sampling.stop_token_ids})
+    if num_end_ids > MAX_END_IDS:
+        raise _invalid("stop_token_ids", f"and eos ids are {num_end_ids}, at most {MAX_END_IDS}")
     _check_ids("eos_token_ids", sampling.eos_token_ids, limits)
     _check_ids("stop_token_ids", sampling.stop_token_ids, limits)
     _check_ids("logit_bias_token_ids", (token for token, _ in sampling.logit_bias), limits)
@@ -113,7 +123,7 @@ def _check_sampling(sampling: SamplingSpec, limits: Limits) -> None:
 
 
 def _check_ids(field: str, token_ids: Iterable[int], limits: Limits) -> None:
-    """Ids must be below the size of the logits; a replay worker may not know it."""
+    """Ids must be ones that the worker knows; a replay worker may not tell."""
     largest = max(token_ids, default=0)
     if limits.vocab_size and largest >= limits.vocab_size:
         raise _invalid(

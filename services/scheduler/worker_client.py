@@ -33,6 +33,7 @@ from shared.wire import (
 OPEN_TIMEOUT_S = 5.0
 # A result with logprobs of 1,024 rows is far below; plans are bounded by the worker.
 MAX_RECEIVE_MIB = 64
+MAX_EPOCH = (1 << 64) - 1
 
 
 class WorkerSession:
@@ -118,6 +119,8 @@ class WorkerClient:
             worker_pb2.GetCapacityRequest(), timeout=self._open_timeout_s
         )
         epoch = answer.epoch + 1
+        if epoch > MAX_EPOCH:
+            raise WorkerContractError(f"the worker has seen epoch {answer.epoch}, none is left")
         # No deadline: the stream lives as long as the epoch; steps are timed by the engine.
         call = stub.RunSteps()
         try:

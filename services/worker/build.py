@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from services.worker.checkpoint_facts import num_known_ids
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.plan import Capacity
 from services.worker.replay import ReplayExecutor
@@ -68,4 +69,4 @@ def _sizes(model: Path | None) -> tuple[int, int]:
     if model is None:
         return _REPLAY_MAX_MODEL_LEN, _REPLAY_VOCAB_SIZE
     config = ModelConfig.from_dir(model)
-    return config.max_position_embeddings, config.vocab_size
+    return config.max_position_embeddings, num_known_ids(model, config.vocab_size)

@@ -66,7 +66,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,
-        vocab_size=config.vocab_size,
+        vocab_size=known,
         block_size_bytes=bytes_per_block(config, dtype),
         model_digest=model_digest(path),
     )

@@ -142,12 +142,13 @@ class RowTable:
             self.end_ids = np.pad(self.end_ids, ((0, 0), (0, missing)), constant_values=_NO_TOKEN)
         self.end_ids[row] = _NO_TOKEN
         self.end_ids[row, : len(ids)] = ids
-        self.num_eos[row] = 0 if spec.ignore_eos else len(spec.eos_token_ids)
+        self.num_eos[row] = 0 if spec.ignore_eos else len(set(spec.eos_token_ids))
 
 
 def ending_ids(spec: SamplingSpec) -> tuple[int, ...]:
-    """Ids that end a sequence: end-of-sequence ids unless ignored, then stop ids."""
-    return (() if spec.ignore_eos else spec.eos_token_ids) + spec.stop_token_ids
+    """Ids that end a sequence, each once: end-of-sequence ids unless ignored, then stop ids."""
+    eos = () if spec.ignore_eos else tuple(dict.fromkeys(spec.eos_token_ids))
+    return eos + tuple(i for i in dict.fromkeys(spec.stop_token_ids) if i not in eos)
 
 
 def _refused(field: str, message: str) -> RequestError:

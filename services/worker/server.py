@@ -43,6 +43,7 @@ _log = get_logger(__name__)
 
 SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
+_MAX_EPOCH_STEP = 1 << 20
 _MAX_PLANS_IN_FLIGHT = 2
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -132,6 +133,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         window = request.max_plans_in_flight
         if not 1 <= window <= _MAX_PLANS_IN_FLIGHT:
             raise ContractError(f"max_plans_in_flight {window} is not 1 or 2")
+        if request.epoch > self._highest_epoch + _MAX_EPOCH_STEP:
+            # Believed, it would use up the numbers that later schedulers need.
+            raise ContractError(f"epoch {request.epoch} is far above {self._highest_epoch}")
         if request.epoch <= self._highest_epoch:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,13 +1,18 @@
 """Settings of a worker process."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from shared.config import ServiceSettings
 
 MIB = 1 << 20
+
+
+def _no_more_than_tokens(data: dict[str, Any]) -> int:
+    # A bad max_num_batched_tokens is not in the data, and is what the error is about.
+    return min(256, int(data.get("max_num_batched_tokens", 256)))
 
 
 class WorkerSettings(ServiceSettings):
@@ -28,8 +33,13 @@ class WorkerSettings(ServiceSettings):
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt plus output; default: the model's own."
     )
-    max_num_seqs: int = Field(default=256, ge=1, le=4096, description="Most sequences in a step.")
     max_num_batched_tokens: int = Field(default=2048, ge=1, description="Most tokens in a step.")
+    max_num_seqs: int = Field(
+        default_factory=_no_more_than_tokens,
+        ge=1,
+        le=4096,
+        description="Most sequences in a step; default: 256, or the tokens of a step if fewer.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         default=None,
         ge=1,

@@ -47,7 +47,7 @@ class Dialect:
             tokenizer,
             ChatTemplate.load(model_dir),
             eos_token_ids=_eos_ids(generation, config, tokenizer.vocabulary, model_dir),
-            vocab_size=size if isinstance(size, int) else known,
+            vocab_size=known,
             generation_defaults=generation,
         )
 

@@ -14,6 +14,7 @@ def router(gateway: Gateway) -> APIRouter:
     """The routes of operations."""
     routes = APIRouter(tags=["operations"])
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", response_model=Health, responses=error_docs(503))
     @routes.get("/ping", response_model=Health, responses=error_docs(503))
     async def health() -> Health:

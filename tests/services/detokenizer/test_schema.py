@@ -76,6 +76,11 @@ def test_local_references_are_followed_through_escapes_and_lists() -> None:
     assert convert("5", {"$ref": "#/$defs/none"}, **{"$defs": defs}) == '"5"'
 
 
+@pytest.mark.parametrize("part", ["9" * 5000, "²", "٣", "01", "-1", "1e0", "99999999999"])
+def test_a_reference_to_no_element_of_a_list_declares_nothing(part: str) -> None:
+    assert convert("5", {"$ref": f"#/$defs/{part}"}, **{"$defs": [{"type": "integer"}]}) == '"5"'
+
+
 def test_schemas_that_refer_to_themselves_end() -> None:
     loop = {"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}
     defs = {"A": loop, "B": loop}

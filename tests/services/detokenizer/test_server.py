@@ -7,6 +7,7 @@ import grpc.aio
 import pytest
 
 from protos.glm.v1 import common_pb2, detokenizer_pb2
+from services.detokenizer import server
 from services.detokenizer.delivery import ReaderLimits
 from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import TextFinished
@@ -363,3 +364,24 @@ def test_large_frames_go_in_several_messages_with_the_end_in_the_last() -> None:
 
 def test_nothing_to_say_is_no_message() -> None:
     assert list(outgoing_to_proto(Outgoing())) == []
+
+
+def test_a_request_that_cannot_be_read_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(message: detokenizer_pb2.TextSubmit) -> str:
+        if message.request_id == "bad":
+            raise OverflowError("inside")
+        return "read"
+
+    monkeypatch.setattr(server, "submit_from_proto", read)
+    request = detokenizer_pb2.DetokenizerServiceConnectRequest()
+    for stream_id, label in enumerate(("good", "bad")):
+        request.submits.add(stream_id=stream_id).submit.request_id = label
+    good, bad = server.incoming_from_proto(request).submits
+    assert good.submit == "read"
+    assert isinstance(bad.submit, RequestError)
+    assert bad.submit.reason is FailureReason.INTERNAL
+
+
+async def test_a_label_of_128_bytes_is_taken_whatever_its_letters(mesh: Mesh) -> None:
+    assert len(server._label("é" * 64).encode()) <= server.MAX_LABEL_BYTES
+    assert server._label("short") == "short"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.detokenizer import session
 from services.detokenizer.delivery import ReaderLimits
 from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import AbortReason, TextFinished
@@ -192,6 +193,26 @@ def test_a_request_whose_frames_cannot_be_built_fails_alone() -> None:
     assert "object" not in frontend.ends[1].message
     assert events(frontend.frames[2])
     assert (0, AbortReason.CANCELLED, 0) in frontend.upstream.aborts
+
+
+@pytest.mark.parametrize("part", ["build_response", "build_presenter", "upstream_submit"])
+def test_a_request_that_cannot_be_built_fails_alone(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = Frontend()
+    frontend.send(1, submit(is_stream=True))
+    frontend.upstream.listeners[0].on_verdict(0, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, part, lambda *_: [].pop())
+        frontend.send(2, submit(is_stream=True))
+    frontend.upstream.listeners[0].on_tokens(0, 0, ids("a"), None)
+    frontend.read()
+    refusal = frontend.verdicts[2]
+    assert refusal is not None
+    assert refusal.reason is FailureReason.INTERNAL
+    assert "pop" not in refusal.message
+    assert events(frontend.frames[1])
+    assert len(frontend.live) == 1
 
 
 steps = st.lists(

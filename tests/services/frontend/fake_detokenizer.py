@@ -46,6 +46,7 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self.connections = 0
         self.load = common_pb2.LoadSnapshot(
             is_worker_ready=True, max_model_len=8192, num_running=3, num_waiting=2,
+            num_preemptions_total=7,
             num_free_blocks=75, num_total_blocks=100,
         )  # fmt: skip
         self._changed = asyncio.Condition()

@@ -39,6 +39,7 @@ def test_an_ordinary_request_may_enter() -> None:
         ("max_tokens", 0),
         ("min_tokens", 17),
         ("num_logprobs", 5000),
+        ("stop_token_ids", tuple(range(1025))),
         ("eos_token_ids", (50_000,)),
         ("stop_token_ids", (4_294_967_295,)),
     ],
@@ -48,6 +49,32 @@ def test_a_sampling_value_outside_its_range_is_named(field: str, value: object) 
     assert error.reason is FailureReason.INVALID_ARGUMENT
     assert error.field == field
     assert field in error.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # As float32 rounds them, a little below the bound itself.
+        {"top_p": 9.999999717180685e-10},
+        {"repetition_penalty": 9.999999974752427e-07},
+        {"stop_token_ids": (5,) * 5000, "eos_token_ids": (5, 6)},
+        {"stop_token_ids": tuple(range(1024)), "eos_token_ids": (0, 1023)},
+    ],
+)
+def test_values_at_their_bounds_may_enter(changes: dict[str, object]) -> None:
+    check_submission(submission(sampling=dataclasses.replace(SamplingSpec(), **changes)), limits())
+
+
+def test_no_more_logprobs_than_ids_can_be_asked_for() -> None:
+    spec = SamplingSpec(num_logprobs=11)
+    with pytest.raises(RequestError, match="num_logprobs is 11"):
+        check_submission(submission(entry(2), sampling=spec), limits(vocab_size=10))
+
+
+@pytest.mark.parametrize("size", [0, 1025, 2**32 - 1])
+def test_a_script_emits_1_to_1024_tokens_per_step(size: int) -> None:
+    script = ReplayScript(token_ids=(1, 2), tokens_per_step=(1, size))
+    assert refusal(entry(replay=script), is_replay=True).field == "replay.tokens_per_step"
 
 
 @pytest.mark.parametrize(

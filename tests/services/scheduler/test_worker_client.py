@@ -159,11 +159,12 @@ async def test_a_failed_step_is_told_by_its_reason_alone(folder: str, worker: Fa
 class Odd(worker_pb2_grpc.WorkerServiceServicer):
     """Answers an opening with whatever a test wants."""
 
-    def __init__(self, *answers: worker_pb2.RunStepsResponse) -> None:
+    def __init__(self, *answers: worker_pb2.RunStepsResponse, epoch: int = 4) -> None:
         self.answers = answers
+        self.epoch = epoch
 
     async def GetCapacity(self, request: object, context: object) -> worker_pb2.GetCapacityResponse:
-        return worker_pb2.GetCapacityResponse(epoch=4)
+        return worker_pb2.GetCapacityResponse(epoch=self.epoch)
 
     async def RunSteps(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:
         await context.read()
@@ -253,3 +254,10 @@ def test_every_limit_is_read() -> None:
         num_blocks=9, block_size_tokens=4, num_rows=4, max_num_seqs=2, max_num_batched_tokens=8,
         max_model_len=16, vocab_size=100, model_digest="ab", is_replay=True, version="1",
     )  # fmt: skip
+
+
+async def test_a_worker_that_used_up_the_epochs_breaks_the_contract(folder: str) -> None:
+    server = await serve_worker(Odd(epoch=(1 << 64) - 1), f"unix:{folder}/w")  # type: ignore[arg-type]  # as a worker
+    with pytest.raises(WorkerContractError, match="none is left"):
+        await client(folder).open(1)
+    await server.stop(0)

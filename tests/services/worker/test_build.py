@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.worker.build import choose_max_model_len, executor_builder, replay_capacity
 from services.worker.replay import ReplayExecutor
@@ -52,3 +53,9 @@ def test_a_replay_worker_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_replay_worker_tells_the_ids_that_a_models_worker_would() -> None:
+    nano = Path(__file__).resolve().parents[3] / "models" / "glm-nano"
+    vocab = Tokenizer.from_file(str(nano / "tokenizer.json")).get_vocab_size()
+    assert replay_capacity(settings(model=nano)).vocab_size == vocab

@@ -86,3 +86,10 @@ def test_rows_take_any_number_of_stop_ids(table: RowTable) -> None:
 def test_ignored_eos_ids_do_not_end_a_sequence() -> None:
     spec = SamplingSpec(eos_token_ids=(1,), stop_token_ids=(2,), ignore_eos=True)
     assert ending_ids(spec) == (2,)
+
+
+def test_an_ending_id_counts_once_however_often_it_is_named() -> None:
+    spec = SamplingSpec(eos_token_ids=(2, 3, 2), stop_token_ids=(5, 3, 5))
+    assert ending_ids(spec) == (2, 3, 5)
+    ignoring = SamplingSpec(eos_token_ids=(2, 3), stop_token_ids=(5, 3, 5), ignore_eos=True)
+    assert ending_ids(ignoring) == (5, 3)

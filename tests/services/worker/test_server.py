@@ -200,6 +200,14 @@ async def test_an_epoch_that_is_not_higher_is_refused(worker: Worker, epoch: int
     assert refusal.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize("epoch", [5 + (1 << 20), 2**64 - 1])
+async def test_an_epoch_far_above_the_present_one_is_refused(worker: Worker, epoch: int) -> None:
+    await worker.connect().open(4)
+    refusal = await worker.connect().refusal(epoch)
+    assert refusal.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await worker.connect().open(4 + (1 << 20))).epoch == 4 + (1 << 20)
+
+
 @pytest.mark.parametrize("window", [0, 3])
 async def test_a_window_other_than_one_or_two_is_refused(worker: Worker, window: int) -> None:
     refusal = await worker.connect().refusal(1, window=window)

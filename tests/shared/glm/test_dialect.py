@@ -28,7 +28,8 @@ def test_end_ids_are_the_union_with_the_primary_first(nano_dir: Path, tmp_path: 
     )
     assert found.eos_token_ids == (846, 853, 855)
     assert found.generation_defaults["temperature"] == 0.7
-    assert found.vocab_size == 896
+    # Ids behind the tokenizer's are padding of the embedding: nothing can be meant by them.
+    assert found.vocab_size == len(found.vocabulary) < 896
 
 
 def test_without_configs_the_end_of_text_ends(nano_dir: Path, tmp_path: Path) -> None:

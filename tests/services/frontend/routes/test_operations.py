@@ -18,6 +18,7 @@ async def test_health_is_503_without_the_chain(lone: httpx.AsyncClient) -> None:
 
 async def test_health_is_200_with_the_whole_chain_and_503_without_a_worker(mesh: Mesh) -> None:
     assert (await mesh.http.get("/health")).json() == {"status": "ready"}
+    assert (await mesh.http.head("/health")).status_code == 200
     mesh.fake.load.is_worker_ready = False
     await mesh.fake.stop()
     await mesh.fake.start()
@@ -35,6 +36,7 @@ async def test_metrics_are_prometheus_text_with_the_load(mesh: Mesh) -> None:
         "vllm:num_requests_running 3.0",
         "vllm:num_requests_waiting 2.0",
         "vllm:kv_cache_usage_perc 0.25",
+        "vllm:num_preemptions_total 7.0",
         'vllm:request_success_total{finished_reason="stop",model_name="nano"} 1.0',
         'vllm:generation_tokens_total{model_name="nano"} 4.0',
     ):
