@@ -25,6 +25,7 @@ _ATTENTION = "npu_sparse_flash_attention"
 _BATCH_MATMUL = "npu_transpose_batchmatmul"
 _LATENT = 512
 _ROPE = 64
+_BLOCK = 128
 _MLA_ABSORB = 2
 _CAUSAL = 3
 _SWAP = [1, 0, 2]
@@ -146,7 +147,7 @@ def _native_attention(
     native.call(
         "sparse_attention", query.dtype,
         (
-            tokens, heads, block_table.shape[0], block_table.shape[1], key.shape[0], key.shape[1],
+            tokens, heads, block_table.shape[0], block_table.shape[1], key.shape[0],
             sparse_indices.shape[2], int(sparse_mode == _CAUSAL), scale_value,
         ),
         query, query_rope, key, key_rope, sparse_indices, actual_seq_lengths_query,
@@ -218,7 +219,8 @@ def _check_attention(
     query: Tensor, key: Tensor, query_rope: Tensor, key_rope: Tensor, sparse_indices: Tensor
 ) -> None:
     require(query.dim() == 3, _ATTENTION, "query must be [T, H, C]")
-    require(key.dim() == 4 and key.shape[2] == 1, _ATTENTION, "key must be [B, 128, 1, C]")
+    is_paged = key.dim() == 4 and key.shape[1:3] == (_BLOCK, 1)
+    require(is_paged, _ATTENTION, "key must be [B, 128, 1, C]")
     require(query.shape[-1] == _LATENT, _ATTENTION, "query must be 512 wide")
     require(key.shape[-1] == _LATENT, _ATTENTION, "key must be 512 wide")
     rope = (*query.shape[:2], _ROPE)

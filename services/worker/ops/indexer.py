@@ -23,6 +23,7 @@ from services.worker.ops.paged import RowTile, gather_rows, row_tiles
 NO_POSITION = -1
 _NAME = "npu_lightning_indexer"
 _HEAD = 128
+_BLOCK = 128
 _CAUSAL = 3
 
 
@@ -112,7 +113,7 @@ def _native_lightning_indexer(
         "lightning_indexer", query.dtype,
         (
             tokens, heads, weights.stride(0), block_table.shape[0], block_table.shape[1],
-            key.shape[0], key.shape[1], sparse_count,
+            key.shape[0], sparse_count,
         ),
         query, key, weights, actual_seq_lengths_query, actual_seq_lengths_key, block_table,
         positions,
@@ -130,7 +131,8 @@ def _check(
     unused: dict[str, object],
 ) -> None:
     require(query.dim() == 3, _NAME, "query must be [T, Hi, Di]")
-    require(key.dim() == 4 and key.shape[2] == 1, _NAME, "key must be [B, 128, 1, Di]")
+    is_paged = key.dim() == 4 and key.shape[1:3] == (_BLOCK, 1)
+    require(is_paged, _NAME, "key must be [B, 128, 1, Di]")
     require(query.shape[-1] == _HEAD and key.shape[-1] == _HEAD, _NAME, "heads must be 128 wide")
     require(weights.shape == query.shape[:2], _NAME, "weights must be [T, Hi]")
     require(layout_query == "TND", _NAME, "layout_query {!r} must be 'TND'", layout_query)

@@ -154,13 +154,13 @@ static walk_t walk_of(const paged_t *p, const attention_t *a, int64_t token) {
 }
 
 /* The next TILE positions of a walk at most; none when the list has ended. */
-static void next_tile(const paged_t *p, const attention_t *a, walk_t *walk, keys_t *keys) {
+static void next_tile(const attention_t *a, walk_t *walk, keys_t *keys) {
     keys->count = 0;
     while (walk->at < walk->end && keys->count < TILE) {
         int32_t position = walk->positions[walk->at++];
         if (position < 0) walk->end = 0;
         if (position < 0 || position >= walk->limit) continue;
-        int64_t row = row_of(p, walk->table, position);
+        int64_t row = row_of(walk->table, (uint32_t)position);
         keys->latent[keys->count] = a->latent + row * LATENT;
         keys->rope[keys->count++] = a->rope + row * ROTARY;
     }
@@ -184,15 +184,15 @@ static void attend(const paged_t *p, const attention_t *a, int64_t token, int64_
     for (int i = 0; i < DOT; i++) state.largest[i] = -INFINITY;
     walk_t walk = walk_of(p, a, token);
     keys_t tiles[2]; /* the one at work and the one being fetched */
-    next_tile(p, a, &walk, &tiles[0]);
+    next_tile(a, &walk, &tiles[0]);
     for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
         float scores[DOT][TILE] __attribute__((aligned(64)));
         keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1], first;
         const keys_t *fetched = next;
-        next_tile(p, a, &walk, next);
+        next_tile(a, &walk, next);
         if (next->count == 0) { /* the token after this one is likely next on this thread */
             walk_t after = walk_of(p, a, token + 1);
-            next_tile(p, a, &after, &first);
+            next_tile(a, &after, &first);
             fetched = &first;
         }
         score_tile(query, rope, keys, fetched, a->scale, scores);
@@ -214,12 +214,11 @@ static void attend_items(const void *context, int64_t first, int64_t last) {
 }
 
 int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, int64_t max_blocks,
-                             int64_t num_blocks, int64_t block_size, int64_t width,
-                             int64_t is_causal, double scale, const elem_t *query,
-                             const elem_t *query_rope, const elem_t *latent, const elem_t *rope,
-                             const int32_t *positions, const int32_t *ends, const int32_t *lens,
-                             const int32_t *blocks, elem_t *out) {
-    attention_t a = {{tokens, sequences, max_blocks, num_blocks, block_size, ends, lens, blocks},
+                             int64_t num_blocks, int64_t width, int64_t is_causal, double scale,
+                             const elem_t *query, const elem_t *query_rope, const elem_t *latent,
+                             const elem_t *rope, const int32_t *positions, const int32_t *ends,
+                             const int32_t *lens, const int32_t *blocks, elem_t *out) {
+    attention_t a = {{tokens, sequences, max_blocks, num_blocks, ends, lens, blocks},
                      query, query_rope, latent, rope, positions, heads, width, is_causal,
                      (float)scale, out};
     if (!is_in_range(&a.paged)) return OUT_OF_RANGE;

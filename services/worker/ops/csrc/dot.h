@@ -40,7 +40,7 @@ ALWAYS_INLINE void dot_clear(lanes_t sums[16]) {
 }
 
 /* The 16 totals, in order. */
-ALWAYS_INLINE void dot_total(lanes_t sums[16], float totals[16]) {
+ALWAYS_INLINE __m512 dot_reduce(lanes_t sums[16]) {
     __m512 pairs[8], fours[4], eights[2];
     for (int i = 0; i < 8; i++)
         pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(sums[2 * i], sums[2 * i + 1]),
@@ -52,8 +52,12 @@ ALWAYS_INLINE void dot_total(lanes_t sums[16], float totals[16]) {
     for (int i = 0; i < 2; i++)
         eights[i] = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0x88),
                                   _mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
-    _mm512_storeu_ps(totals, _mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
-                                           _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd)));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                         _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+}
+
+ALWAYS_INLINE void dot_total(lanes_t sums[16], float totals[16]) {
+    _mm512_storeu_ps(totals, dot_reduce(sums));
 }
 #else
 typedef float lanes_t;

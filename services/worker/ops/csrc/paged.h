@@ -4,8 +4,10 @@
 
 #include "elem.h"
 
+enum { BLOCK = 128 }; /* slots; the caller checks that caches are cut this way */
+
 typedef struct {
-    int64_t tokens, sequences, max_blocks, num_blocks, block_size;
+    int64_t tokens, sequences, max_blocks, num_blocks;
     const int32_t *ends;   /* inclusive prefix sum of tokens per sequence */
     const int32_t *lens;   /* KV length per sequence */
     const int32_t *blocks; /* [sequences, max_blocks] */
@@ -28,14 +30,14 @@ ALWAYS_INLINE int64_t causal_limit(const paged_t *p, int64_t sequence, int64_t t
     return limit < 0 ? 0 : limit;
 }
 
-ALWAYS_INLINE int64_t row_of(const paged_t *p, const int32_t *table, int64_t position) {
-    return (int64_t)table[position / p->block_size] * p->block_size + position % p->block_size;
+ALWAYS_INLINE int64_t row_of(const int32_t *table, uint32_t position) {
+    return (int64_t)table[position / BLOCK] * BLOCK + position % BLOCK;
 }
 
 /* Whether every block that the lengths reach exists: a bad table must not read foreign memory. */
 static inline int is_in_range(const paged_t *p) {
     for (int64_t s = 0; s < p->sequences; s++) {
-        int64_t used = (p->lens[s] + p->block_size - 1) / p->block_size;
+        int64_t used = (p->lens[s] + BLOCK - 1) / BLOCK;
         if (used > p->max_blocks) return 0;
         for (int64_t b = 0; b < used; b++) {
             int32_t block = p->blocks[s * p->max_blocks + b];
