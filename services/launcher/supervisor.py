@@ -173,7 +173,7 @@ class Supervisor:
 
     def _set_state(self, name: str, state: str) -> None:
         self._states[name] = state
-        if self._is_stopping:
+        if self._is_over:
             return
         if not self._was_ready.is_set():
             self._show_progress()
@@ -185,10 +185,16 @@ class Supervisor:
     async def _follow_logs(self) -> None:
         """Show warnings and errors of all services as they come."""
         while True:
-            self._show_loud_lines()
-            if not self._was_ready.is_set():
+            if not self._failed.is_set():
+                self._show_loud_lines()
+            if not self._is_over and not self._was_ready.is_set():
                 self._show_progress()
             await asyncio.sleep(LOOK_S)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the cause of the end was told: what the others say while they go is noise."""
+        return self._is_stopping or self._failed.is_set()
 
     def _show_progress(self) -> None:
         worker = self._processes["worker"]  # the one that takes long

@@ -66,6 +66,8 @@ class WorkerService:
     async def _watch(self, stop: asyncio.Event) -> None:
         """Follow the runner: SERVING once it is ready, NOT_SERVING while a step hangs."""
         ready = asyncio.wrap_future(self._runner.ready)
+        # `run` raises it; when the process stops before, nobody else would have looked at it.
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({ready})
         if ready.exception() is not None:
             stop.set()

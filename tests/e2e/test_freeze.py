@@ -72,6 +72,8 @@ def test_a_frozen_worker_is_found_by_its_missing_step(mesh: Mesh) -> None:
 
 def test_a_reader_that_stalls_is_cut_and_harms_nobody(mesh: Mesh) -> None:
     mesh.until_serving()
+    httpx.post(f"{mesh.url}/v1/chat/completions", json=BODY, timeout=30).raise_for_status()
+    num_done = mesh.metric("vllm:request_success_total")
     parts = urlsplit(mesh.url)
     body = httpx.Request("POST", mesh.url, json={**BODY, "stream": True, "n": 16}).content
     head = (
@@ -88,6 +90,8 @@ def test_a_reader_that_stalls_is_cut_and_harms_nobody(mesh: Mesh) -> None:
         assert answer.status_code == 200
         assert time.monotonic() - started < 15
         mesh.until(lambda: mesh.metric("vllm:num_requests_running") == 0, 20, "it was cut")
+        # The quick reader's, and not the stalled one's too.
+        assert mesh.metric("vllm:request_success_total") == num_done + 1
     mesh.until_idle()
 
 

@@ -130,7 +130,13 @@ async def test_a_service_that_cannot_start_ends_the_mesh_with_its_last_words(
     screen = mesh.screen.getvalue()
     assert f"ended: exit code {code}" in screen
     assert "  scheduler| x ERROR fake fake: last words" in screen
-    assert mesh.run_dir.log_path("scheduler").exists()
+    assert mesh.run_dir.log_path("scheduler").exists()  # asked for, so kept
+    # The cause stands last: what the others say while they are stopped is noise.
+    last = screen.rstrip().rsplit("\n", 1)[1]
+    assert last.startswith("glm-mesh: scheduler" if code == 2 else "logs are in")
+    told = screen[screen.index("glm-mesh: scheduler") :]
+    assert "getting ready" not in told
+    assert "away" not in told
 
 
 async def test_a_mesh_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
