@@ -254,7 +254,8 @@ def _single(value: object) -> object:
 
 
 def _has_tensor(value: object) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, list) and bool(value))
+    entries = value if isinstance(value, list) else [value]
+    return any(isinstance(entry, Tensor) for entry in entries)
 
 
 def _option_violation(value: object, allowed: Sequence[object]) -> str:

@@ -1,0 +1,142 @@
+"""Models and steps that the contract test drives through torch_npu's shape functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.kv_cache import KVCaches, allocate
+from services.worker.model.config import BLOCK_SIZE, ModelConfig
+from services.worker.model.metadata import StepMetadata
+from tools.npu_contract.environment import ROOT
+
+GLM_5_2: Mapping[str, Any] = MappingProxyType(
+    {
+        "model_type": "glm_moe_dsa",
+        "dtype": "bfloat16",
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 2048,
+        # 8 of 78 layers: dense and full, sparse and shared, sparse and full are all among them.
+        "num_hidden_layers": 8,
+        "num_nextn_predict_layers": 1,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "num_attention_heads": 64,
+        "q_lora_rank": 2048,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "index_n_heads": 32,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "index_topk_freq": 4,
+        "index_skip_topk_offset": 3,
+        "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+        "max_position_embeddings": 1048576,
+        "rms_norm_eps": 1e-5,
+    }
+)
+"""Sizes of the published model."""
+
+BENCHMARK: Mapping[str, Any] = MappingProxyType(
+    {
+        **GLM_5_2,
+        "vocab_size": 2112,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 128,
+        "num_hidden_layers": 5,
+        "num_nextn_predict_layers": 0,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_attention_heads": 4,
+        "q_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+        "index_n_heads": 8,
+        "index_topk_freq": 2,
+        "index_skip_topk_offset": 1,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "max_position_embeddings": 8192,
+    }
+)
+"""Sizes of the serving race (`benchmarks/random_model.py`)."""
+
+
+def model_configs() -> dict[str, ModelConfig]:
+    """Every model by the name of its case; the last two have the heads of one rank of TP8, TP16."""
+    nano = json.loads((ROOT / "models" / "glm-nano" / "config.json").read_text())
+    cases: dict[str, Mapping[str, Any]] = {
+        "glm-nano": nano,
+        "benchmark": BENCHMARK,
+        "glm-5.2": GLM_5_2,
+        "glm-5.2 TP8 heads": {**GLM_5_2, "num_attention_heads": 8},
+        "glm-5.2 TP16 heads": {**GLM_5_2, "num_attention_heads": 4},
+    }
+    return {name: ModelConfig.from_dict(values) for name, values in cases.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """New tokens and KV length after the step, per sequence; KV length 0 is padding."""
+
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+
+
+STEPS: Mapping[str, StepCase] = MappingProxyType(
+    {
+        "prefill": StepCase([5, 130], [5, 130]),
+        "chunk of a long prefill": StepCase([256], [3000]),
+        "decode": StepCase([1, 1, 1, 1], [1, 129, 2049, 4000]),
+        "mixed": StepCase([1, 1, 130, 7], [400, 2, 130, 2500]),
+        "mixed with padding": StepCase([1, 33, 6], [77, 300, 0]),
+    }
+)
+
+
+def make_step(case: StepCase, device: str) -> tuple[Tensor, StepMetadata]:
+    """Token ids and metadata of a step over consecutive blocks, block 0 left out."""
+    blocks = [-(-length // BLOCK_SIZE) for length in case.seq_lens]
+    table = torch.zeros((len(blocks), max(*blocks, 1)), dtype=torch.int32)
+    positions: list[int] = []
+    slots: list[int] = []
+    first = 1
+    for row, (count, new, length) in enumerate(
+        zip(blocks, case.query_lens, case.seq_lens, strict=True)
+    ):
+        table[row, :count] = torch.arange(first, first + count)
+        for position in range(max(length - new, 0), max(length - new, 0) + new):
+            positions.append(position)
+            slots.append(first * BLOCK_SIZE + position if length else position % BLOCK_SIZE)
+        first += count
+    step = StepMetadata(
+        num_tokens=len(positions),
+        positions=torch.tensor(positions, device=device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
+        cum_query_lens=torch.tensor(case.query_lens, device=device).cumsum(0).to(torch.int32),
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
+        block_table=table.to(device),
+    )
+    return torch.zeros(len(positions), dtype=torch.int64, device=device), step
+
+
+def make_caches(config: ModelConfig, case: StepCase, device: str) -> KVCaches:
+    """Caches with room for the step."""
+    num_blocks = 2 + sum(-(-length // BLOCK_SIZE) for length in case.seq_lens)
+    return allocate(config, num_blocks, torch.bfloat16, device)
