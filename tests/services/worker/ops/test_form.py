@@ -1,0 +1,57 @@
+"""Forms of tensor arguments: sizes by letter, element types, flat memory."""
+
+import pytest
+import torch
+
+from services.worker.ops.form import FLOAT, INT32, WIDE, Form
+
+
+def check(form: Form, value: object, sizes: dict[str, int] | None = None) -> str:
+    return form.find_violation(value, {} if sizes is None else sizes, set())
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def test_a_letter_takes_its_first_size_and_keeps_it() -> None:
+    sizes: dict[str, int] = {}
+    assert check(Form("T H 64"), meta(3, 4, 64), sizes) == ""
+    assert sizes == {"T": 3, "H": 4}
+    assert check(Form("T 1 1 64"), meta(3, 1, 1, 64), sizes) == ""
+    assert "(5, 1, 1, 64) must be [T 1 1 64]" in check(Form("T 1 1 64"), meta(5, 1, 1, 64), sizes)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 65), (3, 64), (3, 4, 1, 64)])
+def test_other_numbers_and_ranks_are_refused(shape: tuple[int, ...]) -> None:
+    assert "must be [T H 64]" in check(Form("T H 64"), meta(*shape))
+
+
+def test_dots_stand_for_any_leading_sizes() -> None:
+    for shape in [(8,), (3, 8), (3, 2, 8)]:
+        assert check(Form("... E"), meta(*shape), {"E": 8}) == ""
+    assert check(Form("... E"), meta(3, 9), {"E": 8})
+
+
+def test_float32_is_for_the_cpu_alone() -> None:
+    assert check(Form("T"), torch.zeros(2)) == ""
+    assert "float32 must be bf16 or fp16" in check(Form("T"), meta(2, dtype=torch.float32))
+    assert check(Form("T", WIDE), meta(2, dtype=torch.float32)) == ""
+
+
+def test_floating_types_agree_within_a_call() -> None:
+    types: set[torch.dtype] = set()
+    assert Form("T", FLOAT).find_violation(meta(2), {}, types) == ""
+    assert Form("T", INT32).find_violation(meta(2, dtype=torch.int32), {}, types) == ""
+    assert "differs" in Form("T", FLOAT).find_violation(meta(2, dtype=torch.float16), {}, types)
+
+
+def test_flat_memory_is_demanded_where_the_kernel_reads_it_so() -> None:
+    view = meta(4, 3).t()
+    assert check(Form("T N"), view) == ""
+    assert "not contiguous" in check(Form("T N", is_flat=True), view)
+
+
+@pytest.mark.parametrize("value", [None, 3, [meta(2), meta(2)]])
+def test_what_is_no_tensor_is_refused(value: object) -> None:
+    assert check(Form("T"), value) == "must be one tensor [T]"
