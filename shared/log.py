@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 import time
-from typing import Final, Literal
+from typing import Final, Literal, TextIO
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -54,12 +54,20 @@ class LineFormatter(logging.Formatter):
         return line
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at that moment: whoever swaps it also closes the old one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def configure(level: str, service: str) -> None:
     """Send all records of the process to stderr, from `level` on.
 
     Called once by `__main__`; a second call replaces the first.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(LineFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]

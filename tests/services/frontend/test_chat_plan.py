@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"abc": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"٣": 1}}, "logit_bias", "invalid_value"),
-    ({"logit_bias": {"896": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"882": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"99999999999999999999": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
     # length
@@ -133,7 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": 5}, "stop", "invalid_type"),
     ({"stop": [5]}, "stop[0]", "invalid_type"),
     ({"stop": "é" * 129}, "stop", "invalid_value"),
-    ({"stop_token_ids": [896]}, "stop_token_ids", "invalid_value"),
+    ({"stop_token_ids": [882]}, "stop_token_ids", "invalid_value"),
     ({"stop_token_ids": [-1]}, "stop_token_ids", "invalid_value"),
     ({"stop_token_ids": [True]}, "stop_token_ids[0]", "invalid_type"),
     # logprobs
@@ -228,7 +228,7 @@ TAKEN: list[dict[str, Any]] = [
     {"temperature": 1e-300, "top_p": 1e-300, "top_k": 10**30},
     {"seed": -(2**63)},
     {"max_tokens": 1, "max_completion_tokens": 5},
-    {"logit_bias": {"5": -100, "895": 100}},
+    {"logit_bias": {"5": -100, "881": 100}},
     {"stop": "x"},
     {"stop": ["a", "b", "c", "d"]},
     {"logprobs": True, "top_logprobs": 20},

@@ -32,7 +32,8 @@ def test_ready_means_the_whole_chain(
     is_draining: bool,
     words: str,
 ) -> None:
-    monkeypatch.setattr(lone_gateway.client, "is_connected", is_connected)
+    channel = object() if is_connected else None
+    monkeypatch.setattr(lone_gateway.client._link, "channel", channel)
     monkeypatch.setattr(lone_gateway.client, "load", LoadSnapshot(is_worker_ready=is_worker_ready))
     monkeypatch.setattr(lone_gateway.admission, "is_draining", is_draining)
     assert words in lone_gateway.not_ready_reason

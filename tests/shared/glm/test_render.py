@@ -49,10 +49,13 @@ def test_rendered_text_equals_the_vector(case: dict[str, Any]) -> None:
     assert prompt.text == case["rendered"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']} {case['desc']}")
+# Where user text spells control words ours differ on purpose: no turn can be forged.
+HONEST_CASES = [case for case in CASES if case["desc"] != "control words in user text"]
+
+
+@pytest.mark.parametrize("case", HONEST_CASES, ids=lambda case: f"{case['id']} {case['desc']}")
 def test_ids_equal_the_reference(case: dict[str, Any], reference: PreTrainedTokenizerFast) -> None:
-    if case["desc"] == "control words in user text":
-        pytest.skip("ours differ on purpose: no turn can be forged")
+    assert len(HONEST_CASES) == len(CASES) - 1
     prompt = render(
         case["messages"],
         tools=case["tools"],
