@@ -1,4 +1,7 @@
-"""Prepares the environment and runs the contract tests in it; further arguments go to pytest."""
+"""Prepares the environment and runs the contract tests in it; further arguments go to pytest.
+
+Without a file or folder among them all contract tests run.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ def main(arguments: list[str]) -> int:
     environment = prepare()
     command = [str(environment.python), "-m", "pytest", "-q", "-p", "tools.npu_contract.plugin"]
     variables = child_variables(environment, os.environ)
-    return subprocess.run(
-        [*command, *(arguments or TESTS)], cwd=ROOT, env=variables, check=False
-    ).returncode
+    names_tests = any((ROOT / argument.split("::")[0]).exists() for argument in arguments)
+    command += arguments if names_tests else [*arguments, *TESTS]
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 
 
 def child_variables(environment: Environment, own: Mapping[str, str]) -> dict[str, str]:
