@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
+from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
 from services.worker.settings import WorkerSettings
 from services.worker.weights import load_model
@@ -56,9 +58,10 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     ops.register()
     with shown_progress(path.name, Console(stderr=True)) as show:
         decoder = load_model(path, config, dtype, device, show)
-    num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
-    caches = allocate(config, num_blocks, dtype, device)
-    _prove(decoder, caches, config)
+    with _guarded(device):
+        num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
+        caches = allocate(config, num_blocks, dtype, device)
+        _prove(decoder, caches, config)
     limits = Capacity(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
@@ -103,6 +106,14 @@ def _open_device(name: str) -> torch.device:
         except ImportError as error:
             raise ConfigError(f"--device npu: torch_npu cannot be imported: {error}") from error
     return torch.device(name)
+
+
+def _guarded(device: torch.device) -> AbstractContextManager[object]:
+    """Checks on the first steps of a device, whose kernels do not name what they cannot take.
+
+    Our CPU kernels check each call themselves; the guard would cost them a second of imports.
+    """
+    return nullcontext() if device.type == "cpu" else DeviceGuard()
 
 
 def _row_multiple(dtype: torch.dtype, device: torch.device) -> int:

@@ -265,6 +265,9 @@ def _option_violation(value: object, allowed: Sequence[object]) -> str:
 class DeviceGuard(TorchDispatchMode):
     """Inside it, a call that an NPU's kernel would refuse or misread is a `ConfigError`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self,
         func: OpOverload[..., object],

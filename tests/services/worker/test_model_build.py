@@ -191,6 +191,18 @@ def test_weights_whose_logits_overflow_do_not_get_past_the_self_check(
         build(tmp_path, num_kv_blocks=16)
 
 
+def test_the_first_steps_of_a_device_are_checked_and_those_of_a_cpu_check_themselves() -> None:
+    """The CPU takes float32; an NPU's attention and rotary kernels do not."""
+    x, angles = (torch.zeros(shape, device="meta") for shape in ((3, 4, 1, 64), (3, 1, 1, 64)))
+    with model_build._guarded(torch.device("cpu")):
+        torch.ops.npu.npu_interleave_rope(x, angles, angles)
+    with (
+        model_build._guarded(torch.device("meta")),
+        pytest.raises(ConfigError, match=r"npu_interleave_rope: x: torch\.float32"),
+    ):
+        torch.ops.npu.npu_interleave_rope(x, angles, angles)
+
+
 def test_an_npu_without_its_library_is_a_clear_error(oracle: Any) -> None:
     with pytest.raises(ConfigError, match="--device npu: torch_npu cannot be imported"):
         build(oracle.path, device="npu")
