@@ -113,7 +113,10 @@ def _guarded(device: torch.device) -> AbstractContextManager[object]:
 
     Our CPU kernels check each call themselves; the guard would cost them a second of imports.
     """
-    return nullcontext() if device.type == "cpu" else DeviceGuard()
+    if device.type == "cpu":
+        return nullcontext()
+    guard: AbstractContextManager[object] = DeviceGuard()  # type: ignore[no-untyped-call]  # torch's
+    return guard
 
 
 def _row_multiple(dtype: torch.dtype, device: torch.device) -> int:

@@ -68,11 +68,10 @@ def find_sites() -> list[Site]:
     """Every call of a device operator in the model."""
     sites = []
     for path in sorted(MODEL.glob("*.py")):
-        tree = ast.parse(path.read_text())
-        for owner in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-            for call in operator_calls(owner):
+        for name, function in _functions(ast.parse(path.read_text())):
+            for call in operator_calls(function):
                 operator = ast.unparse(call.func).removeprefix("torch.ops.npu.")
-                sites.append(Site(path.stem, call.lineno, owner.name, operator))
+                sites.append(Site(path.stem, call.lineno, name, operator))
     return sites
 
 
@@ -107,6 +106,16 @@ def planted_methods(fault: Fault | None, module: str) -> Iterator[tuple[type, st
             for method, function in vars(vars(changed)[name]).items():
                 if isinstance(function, FunctionType):
                     yield owner, method, function
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The functions of a module, and the methods of its classes as ``Class.method``."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
+            yield from ((f"{node.name}.{method.name}", method) for method in methods)
 
 
 def _parse(site: Site) -> ast.AST:

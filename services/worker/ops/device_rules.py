@@ -31,6 +31,10 @@ _NO_WINDOW = 2**63 - 1
 Arguments = Mapping[str, Any]
 
 
+def _no_limits(arguments: Arguments, sizes: Sizes) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The demands of one operator."""
@@ -38,17 +42,19 @@ class Rule:
     tensors: Mapping[str, Form]
     options: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Arguments that may have these values only; the schema's default counts when unset."""
-    limits: Callable[[Arguments, Sizes], str] = lambda _arguments, _sizes: ""
-    """What else is wrong; empty when nothing is."""
+    limits: Callable[[Arguments, Sizes], str] = _no_limits
+    """What else is wrong; empty when nothing is. Its docstring states the limits."""
 
 
 def _attention_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """H one of 1, 2, 4 ... 128; K 1 to 2048, or a multiple of 1024 up to 8192."""
     if sizes["H"] not in _HEAD_COUNTS:
         return f"{sizes['H']} heads: must be one of {_HEAD_COUNTS}"
     return _topk_limits(sizes["K"])
 
 
 def _indexer_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """Hi at most 64; sparse_count 1 to 2048, or a multiple of 1024 up to 8192."""
     if sizes["Hi"] > 64:
         return f"{sizes['Hi']} indexer heads: at most 64"
     return _topk_limits(arguments["sparse_count"])
@@ -61,6 +67,7 @@ def _topk_limits(count: int) -> str:
 
 
 def _gating_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """N at most 2048, above 2 per group; k within the chosen groups."""
     experts, groups = sizes["N"], arguments["group_count"]
     if experts > _MAX_EXPERTS or experts % groups or experts // groups <= 2:
         return f"{experts} experts in {groups} groups: at most {_MAX_EXPERTS}, above 2 per group"
@@ -70,6 +77,7 @@ def _gating_limits(arguments: Arguments, sizes: Sizes) -> str:
 
 
 def _routing_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """Active experts within expert_num, which is at most 10240."""
     num_experts = arguments["expert_num"]
     first, last = arguments["active_expert_range"] or (0, num_experts)
     if not 0 <= first < last <= num_experts <= 10240:
@@ -78,6 +86,7 @@ def _routing_limits(arguments: Arguments, sizes: Sizes) -> str:
 
 
 def _grouped_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """K and N below 65536; G at least 2."""
     if max(sizes["K"], sizes["N"]) >= _INNER_LIMIT:
         return f"rows of {sizes['K']} and {sizes['N']} must be below {_INNER_LIMIT}"
     # Documented for counts: the list's length cannot be 1.
@@ -85,11 +94,13 @@ def _grouped_limits(arguments: Arguments, sizes: Sizes) -> str:
 
 
 def _swiglu_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """W even, dim the last."""
     is_last = arguments["dim"] in {-1, arguments["input"].dim() - 1}
     return "" if is_last and sizes["W"] % 2 == 0 else "the last size must be two equal halves"
 
 
 def _unpermute_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """A equals T times k."""
     is_right = sizes["A"] == sizes["T"] * sizes["k"]
     return "" if is_right else "one index for each token and choice"
 
@@ -264,9 +275,6 @@ def _option_violation(value: object, allowed: Sequence[object]) -> str:
 
 class DeviceGuard(TorchDispatchMode):
     """Inside it, a call that an NPU's kernel would refuse or misread is a `ConfigError`."""
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def __torch_dispatch__(
         self,
