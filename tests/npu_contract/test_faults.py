@@ -22,7 +22,7 @@ from tools.npu_contract.faults import (
 )
 
 FAULTS = find_faults()
-CONFIG = model_configs()["glm-nano"]
+CONFIG = model_configs()["glm-5.2 TP8 heads"]  # its step makes every call
 CASE = STEPS["mixed"]
 # With one tensor of any size and type, only the operator that takes its result can tell.
 SHOWN_BY_THE_NEXT = {"npu_swiglu"}
@@ -46,7 +46,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault | None, module: str) -> 
 
 
 def test_faults_cover_every_operator_and_kind() -> None:
-    """One call may be in a nested function twice removed from its class; none is missed."""
+    """No call of the model is outside the functions that are looked at."""
     calls = [
         call for path in MODEL.glob("*.py") for call in operator_calls(ast.parse(path.read_text()))
     ]
@@ -55,7 +55,7 @@ def test_faults_cover_every_operator_and_kind() -> None:
     assert {site.operator for site in sites} == SCHEMAS.keys()
     kinds = Counter(fault.kind for fault in FAULTS)
     assert kinds.keys() == {"name", "type", "layout"}
-    assert min(kinds.values()) > 40
+    assert min(kinds.values()) > 30
 
 
 @pytest.mark.parametrize("module", sorted({site.module for site in find_sites()}))

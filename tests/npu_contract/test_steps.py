@@ -137,6 +137,8 @@ def test_each_kind_of_layer_makes_its_calls(name: str) -> None:
     assert 0 < full < len(layers)
     assert 0 < sparse < len(layers)
     calls = Counter(operator for operator, _, _ in run(name, "mixed")[0].calls)
+    # The query side is narrower than the device's per-head product takes; nano's values are too.
+    per_head = len(layers) if config.v_head_dim % 128 == 0 else 0
     assert calls == {
         "npu_rms_norm": 1 + len(layers),
         "npu_add_rms_norm": 2 * len(layers),
@@ -144,7 +146,7 @@ def test_each_kind_of_layer_makes_its_calls(name: str) -> None:
         "npu_interleave_rope": len(layers) + 2 * full,
         "npu_scatter_nd_update_": full,
         "npu_lightning_indexer": full,
-        "npu_transpose_batchmatmul": 2 * len(layers),
+        **({"npu_transpose_batchmatmul": per_head} if per_head else {}),
         "npu_sparse_flash_attention": len(layers),
         "npu_moe_gating_top_k": sparse,
         "npu_moe_init_routing_v2": sparse,
@@ -152,7 +154,8 @@ def test_each_kind_of_layer_makes_its_calls(name: str) -> None:
         "npu_swiglu": len(layers) + sparse,
         "npu_moe_token_unpermute": sparse,
     }
-    assert calls.keys() == SCHEMAS.keys()
+    if name.startswith("glm-5.2"):
+        assert calls.keys() == SCHEMAS.keys()
 
 
 def test_both_caches_of_a_layer_are_written_where_attention_reads_them() -> None:
@@ -180,8 +183,10 @@ def test_a_shared_layer_attends_where_the_last_indexer_pointed() -> None:
 
 def test_torch_npu_has_every_other_operator_of_a_step() -> None:
     """Products, views, lookups: what the model takes from torch itself."""
-    # Our own linear is torch's product wherever no CPU kernel of ours is.
-    others = run("glm-5.2", "mixed")[0].others - {"glm::linear"} | {"aten::mm"}
+    # Our own products are torch's wherever no CPU kernel of ours is.
+    own = {"glm::linear": "aten::mm", "glm::head_matmul": "aten::bmm"}
+    others = {own.get(name, name) for name in run("glm-5.2", "mixed")[0].others}
+    assert others >= set(own.values())
     assert {"aten::embedding", "aten::native_layer_norm", "aten::copy_"} <= others
     missing = [
         name

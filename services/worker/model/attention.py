@@ -17,6 +17,7 @@ from services.worker.model.linear import Linear
 from services.worker.model.norm import RMSNorm
 from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots, transposed_slot
 from services.worker.model.step import StepInputs
+from services.worker.ops.device_rules import takes_batchmatmul
 
 _BY_HEAD = [1, 0, 2]
 
@@ -91,9 +92,7 @@ class SparseLatentAttention:
         config = self.config
         queries = self.q_b_proj(q_latent).view(-1, config.num_attention_heads, config.qk_head_dim)
         nope, rope = queries.split_with_sizes([config.qk_nope_head_dim, config.qk_rope_head_dim], 2)
-        absorbed = torch.ops.npu.npu_transpose_batchmatmul(
-            nope, self.W_UK_T, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
-        )
+        absorbed = _by_head(nope, self.W_UK_T)
         rotated = torch.ops.npu.npu_interleave_rope(rope.unsqueeze(2), step.cos, step.sin)
         attended = torch.ops.npu.npu_sparse_flash_attention(
             absorbed,
@@ -112,9 +111,7 @@ class SparseLatentAttention:
             sparse_mode=3,
             attention_mode=2,  # absorbed MLA; the schema's default of 0 is refused by the kernel
         )[0]
-        values = torch.ops.npu.npu_transpose_batchmatmul(
-            attended, self.W_UV, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
-        )
+        values = _by_head(attended, self.W_UV)
         return self.o_proj(values.flatten(1))
 
     def slots(self, prefix: str) -> Iterator[WeightSlot]:
@@ -145,3 +142,15 @@ class SparseLatentAttention:
         keys, values = by_head.split_with_sizes([config.qk_nope_head_dim, config.v_head_dim], 1)
         self.W_UK_T.copy_(keys)
         self.W_UV.copy_(values.transpose(1, 2))
+
+
+def _by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """``x[:, h] @ weight[h]``: [T, H, M] by [H, M, N] -> [T, H, N]."""
+    product: Tensor
+    if takes_batchmatmul(*weight.shape):
+        product = torch.ops.npu.npu_transpose_batchmatmul(
+            x, weight, perm_x1=_BY_HEAD, perm_y=_BY_HEAD
+        )
+    else:
+        product = torch.ops.glm.head_matmul(x, weight)
+    return product

@@ -1,8 +1,9 @@
-"""The ordinary product of rows with a matrix, ``torch.ops.glm.linear``.
+"""The ordinary products: rows with a matrix, and rows with a matrix per head.
 
-An operator of our own, not of the device's set: by default it is torch's product, which is right on
-an NPU. On a CPU, torch packs the weight anew at each call and sums in an order that depends on the
-number of rows; the compiled kernel does neither, so a row's result never depends on its batch.
+``torch.ops.glm.linear`` and ``torch.ops.glm.head_matmul`` are operators of our own, not of the
+device's set: by default they are torch's products, which are right on an NPU. On a CPU, torch packs
+the weight anew at each call and sums in an order that depends on the number of rows; the compiled
+kernel does neither, so a row's result never depends on its batch.
 """
 
 import functools
@@ -14,13 +15,27 @@ from torch import Tensor
 from services.worker.ops.checks import require, require_contiguous, require_same_float
 from services.worker.ops.native import Native
 
-SCHEMA = "linear(Tensor input, Tensor weight) -> Tensor"
+SCHEMAS = (
+    "linear(Tensor input, Tensor weight) -> Tensor",
+    "head_matmul(Tensor input, Tensor weight) -> Tensor",
+)
 _NAME = "linear"
+_HEADS = "head_matmul"
 
 
 def linear(input: Tensor, weight: Tensor) -> Tensor:
     """``input @ weight``: [T, in] by [in, out], the layout the kernels read in order."""
     return torch.mm(input, weight)
+
+
+def head_matmul(input: Tensor, weight: Tensor) -> Tensor:
+    """``input[:, h] @ weight[h]``: [T, H, M] by [H, M, N] -> [T, H, N]."""
+    return torch.bmm(input.transpose(0, 1), weight).transpose(0, 1).contiguous()
+
+
+def defaults() -> dict[str, Callable[..., object]]:
+    """The operators on every device that has no kernel of ours."""
+    return {_NAME: linear, _HEADS: head_matmul}
 
 
 def _native_linear(native: Native, input: Tensor, weight: Tensor) -> Tensor:
@@ -36,6 +51,24 @@ def _native_linear(native: Native, input: Tensor, weight: Tensor) -> Tensor:
     return output
 
 
+def _native_head_matmul(native: Native, input: Tensor, weight: Tensor) -> Tensor:
+    require_same_float(_HEADS, input, weight)
+    require_contiguous(_HEADS, weight)
+    tokens, heads, inner = input.shape
+    outer = weight.shape[2]
+    require(weight.shape[:2] == (heads, inner), _HEADS, "input and weight differ in size")
+    rows = input if input.stride(2) == 1 else input.contiguous()
+    output = input.new_empty(tokens, heads, outer)
+    numbers = (tokens, heads, inner, outer, rows.stride(0), rows.stride(1))
+    native.call("head_matmul", input.dtype, numbers, rows, weight, output)
+    return output
+
+
 def kernels(native: Native | None) -> dict[str, Callable[..., object]]:
-    """Kernels of this family; without compiled ones the default stands."""
-    return {} if native is None else {_NAME: functools.partial(_native_linear, native)}
+    """Kernels of this family; without compiled ones the defaults stand."""
+    if native is None:
+        return {}
+    return {
+        _NAME: functools.partial(_native_linear, native),
+        _HEADS: functools.partial(_native_head_matmul, native),
+    }

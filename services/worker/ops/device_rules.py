@@ -105,6 +105,23 @@ def _unpermute_limits(arguments: Arguments, sizes: Sizes) -> str:
     return "" if is_right else "one index for each token and choice"
 
 
+def takes_batchmatmul(heads: int, inner: int, outer: int) -> bool:
+    """Whether the device's per-head product takes [T, heads, inner] by [heads, inner, outer].
+
+    CANN 9 on A2 and A3 wants both sizes of a matrix in steps of 128 (later ones 16), and rows below
+    65536 elements. GLM-5.2's absorbed query side, 192 wide, is not among them.
+    """
+    return inner % 128 == 0 and outer % 128 == 0 and heads * inner < _INNER_LIMIT
+
+
+def _batchmatmul_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """M and N multiples of 128; H times M below 65536."""
+    heads, inner, outer = sizes["H"], sizes["M"], sizes["N"]
+    if takes_batchmatmul(heads, inner, outer):
+        return ""
+    return f"{heads} matrices of {inner} by {outer}: steps of 128, rows below {_INNER_LIMIT}"
+
+
 _LENGTHS = Form("R", INT32, is_flat=True)
 _TABLE = Form("R M", INT32, is_flat=True)
 _ANGLES = Form("T 1 1 64")
@@ -128,6 +145,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             },
             limits=_grouped_limits,
         ),
+        # The torch_npu page wants flat rows here; CANN's takes views, and copies what it must.
         "npu_interleave_rope": Rule(
             tensors={"x": Form("T H 1 64"), "cos": _ANGLES, "sin": _ANGLES}
         ),
@@ -234,6 +252,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 "perm_y": (_BY_HEAD,),
                 "batch_split_factor": (None, 1),
             },
+            limits=_batchmatmul_limits,
         ),
     }
 )

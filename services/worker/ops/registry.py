@@ -70,8 +70,10 @@ def _register_once() -> tuple[torch.library.Library, ...]:
 def _define_own(kernels: Mapping[str, Kernel]) -> torch.library.Library:
     """The operators that are ours on every device: plain torch, and a CPU kernel where built."""
     library = torch.library.Library(_OWN_NAMESPACE, "DEF")
-    library.define(dense.SCHEMA)
-    library.impl("linear", dense.linear, "CompositeExplicitAutograd")
+    for schema in dense.SCHEMAS:
+        library.define(schema)
+    for name, default in dense.defaults().items():
+        library.impl(name, default, "CompositeExplicitAutograd")
     for name, kernel in kernels.items():
         library.impl(name, kernel, "CPU")
     return library
