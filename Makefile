@@ -86,4 +86,4 @@ eval: setup-dev ## Score glm-nano per skill through the mesh, on prompts it has 
 check: lint test ## What CI runs
 
 clean: ## Remove everything that was built
-	rm -rf $(VENV) $(STAMPS) build *.egg-info protos/glm/v1/*_pb2*.py* services/worker/ops/_native
+	rm -rf $(VENV) $(STAMPS) .npu-contract build *.egg-info protos/glm/v1/*_pb2*.py* services/worker/ops/_native
