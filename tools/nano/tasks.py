@@ -61,10 +61,10 @@ def sum_working(left: int, right: int) -> str:
 
 
 def sums(rng: random.Random, words: Words, turns: int) -> list[Message]:
-    """Adds two numbers of one to three digits."""
+    """Adds two numbers of one or two digits."""
     messages: list[Message] = []
     while len(messages) < 2 * turns:
-        high = 10 ** rng.choice((1, 2, 2, 3)) - 1
+        high = 10 ** rng.choice((1, 2, 2, 2)) - 1
         left, right = rng.randint(0, high), rng.randint(0, high)
         if split_of(f"{left}+{right}") != words.split:
             continue
@@ -76,21 +76,18 @@ def sums(rng: random.Random, words: Words, turns: int) -> list[Message]:
 def _echo_text(rng: random.Random, words: Words, longest: int) -> str:
     style = rng.random()
     count = rng.randint(1, longest)
+    parts = words.distinct(count)
     if style < 0.55:
-        return " ".join(words.word() for _ in range(count))
+        return " ".join(parts)
     if style < 0.7:
-        parts = [words.word() for _ in range(count)]
-        return (
-            "".join(part + rng.choice((" ", " ", ", ", "; ", " - ", ": ")) for part in parts)
-            + words.word()
-        )
+        marks = (" ", " ", ", ", "; ", " - ", ": ")
+        return "".join(part + rng.choice(marks) for part in parts[1:]) + parts[0]
     if style < 0.8:
-        return " ".join(rng.choice((words.word(), str(words.number()))) for _ in range(count))
-    count = max(1, min(count, 8))
-    return " ".join(words.foreign() if rng.random() < 0.6 else words.word() for _ in range(count))
+        return " ".join(str(words.number()) if rng.random() < 0.2 else part for part in parts)
+    return " ".join(words.foreign() if rng.random() < 0.6 else part for part in parts[:8])
 
 
-def echo(rng: random.Random, words: Words, turns: int, longest: int = 12) -> list[Message]:
+def echo(rng: random.Random, words: Words, turns: int, longest: int = 10) -> list[Message]:
     """Repeats a text word for word, unicode included."""
     messages: list[Message] = []
     for _ in range(turns):
@@ -156,7 +153,7 @@ def make_episode(
         case "sums":
             messages = sums(rng, words, turns)
         case "echo":
-            messages = echo(rng, words, turns, size or 12)
+            messages = echo(rng, words, turns, size or 10)
         case "lookup":
             messages = lookup(rng, words, turns, size or rng.randint(4, 120))
         case "json":
