@@ -83,7 +83,7 @@ bench: setup-dev ## One JSON line per claim (PEER=port races a peer that already
 eval: setup-dev ## Score glm-nano per skill through the mesh, on prompts it has not seen
 	@$(BIN)/python -m tools.eval_mesh $(ARGS)
 
-check: lint test ## What CI runs
+check: lint test test-npu-contract ## What CI runs
 
 clean: ## Remove everything that was built
 	rm -rf $(VENV) $(STAMPS) .npu-contract build *.egg-info protos/glm/v1/*_pb2*.py* services/worker/ops/_native
