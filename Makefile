@@ -16,7 +16,7 @@ ARGS ?=
 PROTOS := $(wildcard protos/glm/v1/*.proto)
 KERNELS := $(wildcard services/worker/ops/csrc/*.[ch]) services/worker/ops/build.py
 
-.PHONY: help setup setup-dev protos kernels lint format test test-e2e test-npu-contract run bench eval check soak clean
+.PHONY: help setup setup-dev protos kernels lint format test test-e2e test-npu-contract run bench eval check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
