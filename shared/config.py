@@ -107,7 +107,9 @@ def parse(settings_class: type[SettingsT], argv: Sequence[str], *, prog: str = "
     """
     flags = [_with_dashes(word) for word in argv]
     _refuse_unknown_flags(settings_class, flags)
-    flag_values = _read_flags(settings_class, flags, prog or f"glm-mesh {settings_class.service}")
+    rest, lists = _take_lists(settings_class, flags)
+    flag_values = _read_flags(settings_class, rest, prog or f"glm-mesh {settings_class.service}")
+    flag_values |= lists
     env_values = _read_env(settings_class)
     path = {**env_values, **flag_values}.get("config")
     file_values = _read_file(settings_class, str(path)) if path else {}
@@ -139,6 +141,33 @@ def _with_dashes(word: str) -> str:
         return word
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value
+
+
+def _take_lists(
+    settings_class: type[ProcessSettings], flags: Sequence[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """The flags without those of lists, and each list's values as they were given.
+
+    The library would cut a value at commas: a short piece of an API key would open the API.
+    """
+    names = {
+        flag_of(name): name
+        for name, field in settings_class.model_fields.items()
+        if get_origin(field.annotation) is list
+    }
+    rest: list[str] = []
+    lists: dict[str, list[str]] = {}
+    words = iter(flags)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag not in names:
+            rest.append(word)
+            continue
+        entry = value if equals else next(words, "--")
+        if not equals and entry.startswith("--"):
+            raise ConfigError(f"{flag} needs a value")
+        lists.setdefault(names[flag], []).append(entry)
+    return rest, lists
 
 
 def _refuse_unknown_flags(settings_class: type[ProcessSettings], flags: Sequence[str]) -> None:

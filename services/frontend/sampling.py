@@ -8,6 +8,7 @@ from typing import Any, Final
 from services.frontend.errors import context_exceeded, invalid
 from services.frontend.schemas.fields import GenerationFields
 from services.frontend.validation import quote
+from shared.errors import CheckpointError
 from shared.sampling import SamplingSpec
 
 _MASK: Final = (1 << 64) - 1
@@ -16,7 +17,15 @@ _GOLDEN: Final = 0x9E3779B97F4A7C15  # the increment of splitmix64
 _MIN_TEMPERATURE: Final = 1e-5
 # The smallest mass that float32 keeps apart from 0, with a margin; it selects one token anyway.
 _MIN_TOP_P: Final = 1e-9
-_DEFAULT_NAMES: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NUMBER: Final = (int, float)
+# What a checkpoint may set: type, least and greatest value, those of a request.
+_DEFAULT_RANGES: Final[dict[str, tuple[Any, float, float]]] = {
+    "temperature": (_NUMBER, 0, 2),
+    "top_p": (_NUMBER, _MIN_TOP_P, 1),
+    "top_k": (int, -1, (1 << 31) - 1),
+    "min_p": (_NUMBER, 0, 1),
+    "repetition_penalty": (_NUMBER, 1e-6, 1e6),
+}
 
 CheckIds = Callable[[list[int], str], None]
 
@@ -24,13 +33,29 @@ CheckIds = Callable[[list[int], str], None]
 def sampling_defaults(
     generation_config: Mapping[str, Any], eos_token_ids: Sequence[int]
 ) -> SamplingSpec:
-    """The checkpoint's own defaults, what it does not set is off; end ids primary first."""
+    """The checkpoint's own defaults, what it does not set is off; end ids primary first.
+
+    Raises:
+        CheckpointError: A value that no request could ask for.
+    """
     found = {
         name: generation_config[name]
-        for name in _DEFAULT_NAMES
-        if isinstance(generation_config.get(name), (int, float))
+        for name in _DEFAULT_RANGES
+        if generation_config.get(name) is not None
     }
-    if generation_config.get("do_sample") is False:
+    for name, value in found.items():
+        kind, least, most = _DEFAULT_RANGES[name]
+        is_kind = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_kind or not least <= value <= most:
+            raise CheckpointError(
+                f"generation_config.json: {name} is {value!r}, allowed is {least:g} to {most:g}"
+            )
+    do_sample = generation_config.get("do_sample")
+    if do_sample not in (None, True, False):
+        raise CheckpointError(
+            f"generation_config.json: do_sample is {do_sample!r}, allowed is true or false"
+        )
+    if do_sample is False:
         found["temperature"] = 0.0
     return dataclasses.replace(SamplingSpec(), **found, eos_token_ids=tuple(eos_token_ids))
 

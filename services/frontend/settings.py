@@ -100,7 +100,7 @@ def checkpoint_context_length(model_dir: Path) -> int:
     path = model_dir / "config.json"
     try:
         value = json.loads(path.read_text("utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{path}: max_position_embeddings {value!r} is no length")

@@ -52,7 +52,13 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     ops.set_num_threads(num_threads)
     device = _open_device(settings.device)
     config = ModelConfig.from_dir(path)
-    dtype = _DTYPES[config.dtype if settings.dtype == "auto" else settings.dtype]
+    name = config.dtype if settings.dtype == "auto" else settings.dtype
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"{path / 'config.json'}: dtype is {name!r}, must be one of {', '.join(_DTYPES)}; "
+            "--dtype overrides it"
+        )
+    dtype = _DTYPES[name]
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
     known = num_known_ids(path, config.vocab_size)
     ops.register()

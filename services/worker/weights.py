@@ -154,7 +154,7 @@ def _read_index(path: Path) -> dict[str, str] | None:
         return None
     try:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file}: has no readable weight_map: {error!r}") from error
     is_flat = isinstance(weight_map, dict) and all(
         isinstance(name, str) and Path(name).name == name for name in weight_map.values()
@@ -177,8 +177,6 @@ def _check(
     if has_mtp:
         for name, shape, is_required in mtp_shapes(config):
             (required if is_required else optional)[name] = shape
-    if config.tie_word_embeddings:
-        optional["lm_head.weight"] = required["model.embed_tokens.weight"]
     faults = [f"{path}: {name}: is missing" for name in sorted(required.keys() - entries.keys())]
     known = required | optional
     for name, entry in sorted(entries.items()):

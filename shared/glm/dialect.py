@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, RequestError
 from shared.glm.render import RenderedPrompt, render_chat
 from shared.glm.template import ChatTemplate
 from shared.glm.tokenizer import GlmTokenizer, Vocabulary
@@ -43,13 +43,33 @@ class Dialect:
             raise CheckpointError(
                 f"{model_dir}: config.json has vocab_size {size}, the tokenizer {known} ids"
             )
-        return cls(
+        dialect = cls(
             tokenizer,
             ChatTemplate.load(model_dir),
             eos_token_ids=_eos_ids(generation, config, tokenizer.vocabulary, model_dir),
             vocab_size=known,
             generation_defaults=generation,
         )
+        dialect._try_template(model_dir)
+        return dialect
+
+    def _try_template(self, model_dir: Path) -> None:
+        """Render once before any client does: a template that serves nobody ends the start."""
+        word, function = "probe-a7", {"name": "probe_b7", "parameters": {"type": "object"}}
+        try:
+            prompt = self.render_chat(
+                [{"role": "user", "content": word}],
+                [{"type": "function", "function": function}],
+                template_kwargs={},
+            )
+        except RequestError as error:
+            raise CheckpointError(
+                f"{model_dir}: the chat template cannot render a question: {error.message}"
+            ) from None
+        if word not in prompt.text or "probe_b7" not in prompt.text:
+            raise CheckpointError(
+                f"{model_dir}: the chat template leaves out the user's text or the tools"
+            )
 
     @property
     def control(self) -> ControlTokens:
@@ -118,7 +138,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: not a JSON object")

@@ -89,7 +89,14 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as exc:
             raise _refuse(f"the chat template refuses the messages: {exc}") from exc
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as exc:
+        except (
+            ArithmeticError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as exc:
             raise _refuse("the chat template cannot render the messages") from exc
 
 
@@ -140,8 +147,10 @@ def _read_special_tokens(model_dir: Path) -> dict[str, str]:
         return {}
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: must hold one JSON object")
     found = {}
     for name in _SPECIAL_TOKENS:
         value = config.get(name)

@@ -120,7 +120,7 @@ def _load(model_dir: Path, build: Callable[[Mapping[str, Any], str], T]) -> T:
     path = model_dir / "tokenizer.json"
     try:
         source = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
     try:
         return build(source, str(path))

@@ -162,3 +162,18 @@ def test_settings_cannot_change_and_read_nothing_when_built_directly(
 def test_bad_addresses_are_refused(address: str) -> None:
     with pytest.raises(ValueError):
         check_address(address)
+
+
+@pytest.mark.parametrize("value", ["x,long", '["x"', '"a"', "[1]", "a b", "", "a\tb", "-x", "--x"])
+def test_each_value_of_a_list_is_one_entry_whatever_it_holds(value: str) -> None:
+    argv = [*ADDRESS, f"--served-model-name={value}", "--served-model-name", "second"]
+    assert parse(Settings, argv).served_model_name == [value, "second"]
+    if not value.startswith("--"):
+        argv = [*ADDRESS, "--served-model-name", value]
+        assert parse(Settings, argv).served_model_name == [value]
+
+
+@pytest.mark.parametrize("rest", [[], ["--is-loud"]])
+def test_a_list_flag_without_a_value_is_named(rest: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--served-model-name needs a value"):
+        parse(Settings, [*ADDRESS, "--served-model-name", *rest])

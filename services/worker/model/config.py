@@ -154,7 +154,7 @@ class ModelConfig:
         file = Path(path) / "config.json"
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: must hold one JSON object")

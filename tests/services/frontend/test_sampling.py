@@ -1,5 +1,6 @@
 """Complete sampling settings."""
 
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from services.frontend.sampling import (
 )
 from services.frontend.schemas.fields import GenerationFields
 from services.frontend.validation import parse
+from shared.errors import CheckpointError
 from shared.sampling import SamplingSpec
 
 DEFAULTS = sampling_defaults({"temperature": 0.7, "top_p": 0.9, "top_k": 50}, [2, 3])
@@ -98,3 +100,24 @@ def test_unseeded_requests_get_different_seeds() -> None:
 def test_a_seed_from_the_log_can_be_sent() -> None:
     seeds = [base_seed(None) for _ in range(64)]
     assert all(parse(GenerationFields, {"seed": seed}).seed == seed for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1, 99, "x", True, math.nan)),
+        *(("top_p", value) for value in (0, 2, "a", [])),
+        *(("top_k", value) for value in (1.5, -5, 1 << 40, "5")),
+        *(("min_p", value) for value in (-0.1, 7)),
+        *(("repetition_penalty", value) for value in (0, -1)),
+        *(("do_sample", value) for value in ("x", 2)),
+    ],
+)
+def test_a_checkpoint_cannot_set_what_no_request_may_ask_for(name: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=rf"generation_config.json: {name} is"):
+        sampling_defaults({name: value}, [2])
+
+
+def test_a_checkpoint_that_sets_nothing_switches_everything_off() -> None:
+    nothing = {"temperature": None, "top_k": None, "do_sample": None}
+    assert sampling_defaults(nothing, []) == SamplingSpec()

@@ -196,3 +196,10 @@ def test_a_tied_head_needs_no_tensor(
     del tensors["lm_head.weight"]
     decoder = load(tmp_path, source, tensors, tie_word_embeddings=True)
     assert torch.equal(decoder.lm_head.weight.T, tensors["model.embed_tokens.weight"])
+
+
+def test_a_head_beside_a_config_that_ties_it_is_refused(
+    tmp_path: Path, source: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: is not part"):
+        load(tmp_path, source, tensors, tie_word_embeddings=True)

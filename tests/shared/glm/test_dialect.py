@@ -62,3 +62,33 @@ def test_tokens_are_shown_as_string_and_bytes(dialect: Dialect) -> None:
 
 def test_template_argument_names_let_unknown_ones_be_reported(dialect: Dialect) -> None:
     assert {"enable_thinking", "clear_thinking"} <= dialect.template_argument_names
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "hello",
+        "{{ foo.bar.baz }}",
+        "{% for i in range(10**12) %}{% endfor %}",
+        "[gMASK]<sop><|user|>{{ messages[0].content }}<|assistant|><think>",
+    ],
+)
+def test_a_template_that_serves_nobody_is_refused_at_start(
+    nano_dir: Path, tmp_path: Path, template: str
+) -> None:
+    folder = checkpoint(nano_dir, tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(CheckpointError, match="chat template"):
+        Dialect.load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_config", "config", "generation_config"])
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "null"])
+def test_a_file_that_holds_no_object_is_refused_by_its_name(
+    nano_dir: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    folder = checkpoint(nano_dir, tmp_path)
+    (folder / f"{name}.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"{name}.json"):
+        Dialect.load(folder)
