@@ -50,7 +50,9 @@ class Gateway:
             return "draining"
         if not self.client.is_connected:
             return "the detokenizer is not connected"
-        return "" if self.client.load.is_worker_ready else "the worker is not ready, or the scheduler is away"
+        if not self.client.load.is_worker_ready:
+            return "the worker is not ready, or the scheduler is away"
+        return ""
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here."""
