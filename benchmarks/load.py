@@ -5,6 +5,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 _WORDS = [
     *("alpha", "beta", "gamma", "delta", "red", "blue"),
@@ -31,14 +32,15 @@ class _Answer:
     ttft_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
+    failure: str = ""
 
 
-def run_load(spec: LoadSpec) -> dict[str, float]:
+def run_load(spec: LoadSpec) -> dict[str, Any]:
     """Send the load, wait for all answers; rates in tokens per second, times in milliseconds."""
     return asyncio.run(_run(spec))
 
 
-async def _run(spec: LoadSpec) -> dict[str, float]:
+async def _run(spec: LoadSpec) -> dict[str, Any]:
     rng = random.Random(7)
     prompts = [
         f"{i} " + " ".join(rng.choice(_WORDS) for _ in range(spec.prompt_words))
@@ -61,6 +63,8 @@ async def _run(spec: LoadSpec) -> dict[str, float]:
         "concurrency": spec.concurrency,
         "requests": len(answers),
         "errors": len(answers) - len(good),
+        "error_statuses": sorted({a.status for a in answers if not a.num_tokens}),
+        "first_error": next((a.failure for a in answers if a.failure), ""),
         "tokens": tokens,
         "tokens_per_s": round(tokens / wall, 1),
         "ttft_ms_p50": _percentile_ms(ttft, 0.5),
@@ -91,6 +95,8 @@ async def _request(spec: LoadSpec, prompt: str) -> _Answer:
     try:
         writer.write(head + data)
         await _read_answer(reader, answer, started)
+    except OSError as error:
+        answer.failure = repr(error)
     finally:
         writer.close()
     return answer
@@ -101,6 +107,8 @@ async def _read_answer(reader: asyncio.StreamReader, answer: _Answer, started: f
     async for line in reader:
         if not answer.status:
             answer.status = int(line.split()[1])
+        if b'"error":' in line:
+            answer.failure = line.decode(errors="replace")[:300]
         if not line.startswith(b"data: {"):
             continue
         now = time.perf_counter()

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.load import LoadSpec, run_load
 from benchmarks.mesh import running_mesh
@@ -18,6 +19,7 @@ from benchmarks.random_model import make_random_model
 ROOT = Path(__file__).resolve().parent.parent
 # vLLM 0.32 CPU on another two-core machine: tokens per second, milliseconds to the first token.
 KNOWN_PEER = {1: (68.0, 38.0), 16: (740.0, None), 64: (1197.0, 782.0), 256: (1539.0, None)}
+KV_BYTES = 2 << 30
 REQUESTS = {1: 4, 16: 48, 64: 192, 256: 512}
 
 
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     model = make_random_model(ROOT / ".bench" / "model", ROOT / "models" / "glm-nano")
     flags = ["--model", str(model), "--served-model-name", "tiny", "--max-num-seqs", "256"]
-    flags += ["--max-model-len", "4096", "--max-num-batched-tokens", "2048", *args.flag]
+    flags += ["--max-model-len", "4096", "--max-num-batched-tokens", "2048"]
+    flags += ["--kv-cache-memory-bytes", str(KV_BYTES), *args.flag]  # as the peer has
     with running_mesh(*flags) as mesh:
         _measure(mesh.port, "tiny", 16, 32)  # warm up
         if args.peer:
@@ -48,16 +51,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(port: int, model: str, concurrency: int, count: int) -> dict[str, float]:
+def _measure(port: int, model: str, concurrency: int, count: int) -> dict[str, Any]:
     spec = LoadSpec(port=port, model=model, concurrency=concurrency, num_requests=count)
     return run_load(spec)
 
 
 def _line(
     concurrency: int,
-    ours: dict[str, float],
-    peer: dict[str, float] | None,
-    cpu: dict[str, float],
+    ours: dict[str, Any],
+    peer: dict[str, Any] | None,
+    cpu: dict[str, Any],
 ) -> dict[str, object]:
     known_rate, known_ttft = KNOWN_PEER.get(concurrency, (None, None))
     peer_rate = peer["tokens_per_s"] if peer else known_rate
