@@ -52,13 +52,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     ops.set_num_threads(num_threads)
     device = _open_device(settings.device)
     config = ModelConfig.from_dir(path)
-    name = config.dtype if settings.dtype == "auto" else settings.dtype
-    if name not in _DTYPES:
-        raise ConfigError(
-            f"{path / 'config.json'}: dtype is {name!r}, must be one of {', '.join(_DTYPES)}; "
-            "--dtype overrides it"
-        )
-    dtype = _DTYPES[name]
+    dtype = _choose_dtype(settings, config, path)
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
     known = num_known_ids(path, config.vocab_size)
     ops.register()
@@ -102,6 +96,17 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         },
     )
     return executor
+
+
+def _choose_dtype(settings: WorkerSettings, config: ModelConfig, path: Path) -> torch.dtype:
+    """The type of weights and caches: as asked for, or the checkpoint's own."""
+    name = config.dtype if settings.dtype == "auto" else settings.dtype
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"{path / 'config.json'}: dtype is {name!r}, must be one of {', '.join(_DTYPES)}; "
+            "--dtype overrides it"
+        )
+    return _DTYPES[name]
 
 
 def _open_device(name: str) -> torch.device:

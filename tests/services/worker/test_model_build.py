@@ -1,3 +1,4 @@
+import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,3 +212,16 @@ def test_an_npu_without_its_library_is_a_clear_error(oracle: Any) -> None:
 def test_a_missing_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         build(tmp_path / "nowhere")
+
+
+def test_a_number_type_that_is_not_served_is_named_with_its_file(
+    oracle: Any, tmp_path: Path
+) -> None:
+    values = json.loads((oracle.path / "config.json").read_text())
+    for file in oracle.path.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(values | {"dtype": "float16"}))
+    with pytest.raises(ConfigError, match=r"config.json: dtype is 'float16', must be one of"):
+        build(tmp_path, dtype="auto")
+    build(tmp_path, dtype="float32")
