@@ -8,7 +8,6 @@ import pytest
 from tests.e2e.mesh import Mesh
 
 HERE = Path(__file__).parent
-CARD = HERE.parents[1] / "models" / "glm-nano" / "README.md"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,10 +37,3 @@ def nano() -> Iterator[Mesh]:
 def replayed() -> Iterator[Mesh]:
     """Emits what each request brings."""
     yield from running("--worker", "replay", "--log-level", "debug")
-
-
-@pytest.fixture(scope="session")
-def trained() -> None:
-    """Skips where the checkpoint in the tree has no scores yet, as its card says."""
-    if "\nSCORES\n" in CARD.read_text():
-        pytest.skip("the checkpoint in the tree is untrained: its card has no scores")

@@ -27,7 +27,6 @@ def test_the_model_is_listed(nano: Mesh) -> None:
     assert nano.client().models.retrieve("glm-nano").id == "glm-nano"
 
 
-@pytest.mark.usefixtures("trained")
 def test_a_chat_is_answered_with_its_reasoning_apart(nano: Mesh) -> None:
     answer = ask(nano)
     choice = answer.choices[0]
@@ -91,7 +90,6 @@ def test_logprobs_come_per_token_with_alternatives(nano: Mesh) -> None:
         assert (entry.token, entry.logprob) == (best.token, best.logprob)  # greedy
 
 
-@pytest.mark.usefixtures("trained")
 def test_a_stop_string_ends_the_models_answer(nano: Mesh) -> None:
     choice = ask(nano, stop=["gamma"]).choices[0]
     assert choice.finish_reason == "stop"
@@ -161,7 +159,6 @@ def test_several_choices_differ_by_their_own_randomness(nano: Mesh) -> None:
     assert babble(nano, n=3, seed=1) == texts
 
 
-@pytest.mark.usefixtures("trained")
 async def test_32_requests_at_once_get_their_own_answers(nano: Mesh) -> None:
     async with openai.AsyncOpenAI(base_url=f"{nano.url}/v1", api_key="none", timeout=90) as client:
         answers = await asyncio.gather(

@@ -41,7 +41,6 @@ TOOLS: list[dict[str, Any]] = [
 EXPECTED = [("get_forecast", {"city": 'Köln, "Süd" 🌧', "days": 3}), ("get_time", {})]
 
 
-@pytest.mark.usefixtures("trained")
 def test_a_tool_call_is_executed_and_answered(nano: Mesh) -> None:
     client = nano.client()
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Marlow?"}]

@@ -285,7 +285,6 @@ def lookup_prompt() -> list[int]:
     return Tokenizer.from_file(str(NANO / "tokenizer.json")).encode(text).ids
 
 
-@pytest.mark.skipif(not (NANO / "config.json").exists(), reason="glm-nano is not trained yet")
 def test_glm_nano_is_as_near_to_float64_as_the_oracle(
     nano: Any, make_driver: Callable[..., Any]
 ) -> None:
