@@ -16,8 +16,9 @@ from typing import cast
 
 from services.worker import ops
 from services.worker.ops import registry
-from services.worker.ops.device_rules import RULES, Rule
+from services.worker.ops.device_rules import RULES
 from services.worker.ops.native import Native
+from services.worker.ops.rules.rule import Rule
 from services.worker.ops.variants import SOURCE_DIR
 from tools.npu_contract.faults import find_faults, find_sites
 
@@ -69,12 +70,12 @@ def render() -> str:
         _row(
             f"`{name}`",
             "<br>".join(places[name]),
-            _demands(rule),
+            "<br><br>".join(_demands(rule) for rule in rules),
             _kernels(name),
             ", ".join(_numeric_tests(name)),
             str(num_faults[name]),
         )
-        for name, rule in sorted(RULES.items())
+        for name, rules in sorted(RULES.items())
     ]
     return _HEAD + "".join(rows)
 
@@ -94,7 +95,8 @@ def _demands(rule: Rule) -> str:
         if name not in {"pre_tokens", "next_tokens"}  # no window: the schema's default
     ]
     limits = [(rule.limits.__doc__ or "").rstrip(".")]
-    return "<br>".join(tensors + options + [text for text in limits if text])
+    case = [f"*{rule.case}*"] if rule.case else []
+    return "<br>".join([*case, *tensors, *options, *(text for text in limits if text)])
 
 
 def _kernels(name: str) -> str:

@@ -83,7 +83,7 @@ def find_faults() -> list[Fault]:
         names = _argument_names(call, site.operator)
         faults += [Fault(site, k.arg, "name") for k in call.keywords if k.arg is not None]
         for name, value in names.items():
-            if name in RULES[site.operator].tensors:
+            if any(name in rule.tensors for rule in RULES[site.operator]):
                 faults += [Fault(site, name, "type"), Fault(site, name, "layout")]
             elif isinstance(value, ast.Constant) and isinstance(value.value, str):
                 faults.append(Fault(site, name, "layout"))
@@ -165,7 +165,8 @@ def _on_tensor(
 
 
 def _wrong_type(value: Tensor, fault: Fault) -> Tensor:
-    takes_both = RULES[fault.site.operator].tensors[fault.argument].kind == INDEX
+    forms = [rule.tensors.get(fault.argument) for rule in RULES[fault.site.operator]]
+    takes_both = any(form is not None and form.kind == INDEX for form in forms)
     return value.to(torch.int16 if takes_both else _OTHER_TYPE[value.dtype])
 
 

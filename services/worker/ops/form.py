@@ -11,16 +11,20 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Element types an argument may have; floating ones agree within a call."""
+    """Element types an argument may have."""
 
     name: str
     types: tuple[torch.dtype, ...]
     cpu_types: tuple[torch.dtype, ...] = ()
     """Further types that our CPU kernels take and the device does not."""
+    agrees: bool = True
+    """Whether a floating type must be that of the call's other arguments."""
 
 
 FLOAT = Kind("bf16 or fp16", (torch.bfloat16, torch.float16), (torch.float32,))
 WIDE = Kind("bf16, fp16 or fp32", (torch.bfloat16, torch.float16, torch.float32))
+SCALE = Kind("fp32", (torch.float32,), agrees=False)
+INT8 = Kind("int8", (torch.int8,))
 INT32 = Kind("int32", (torch.int32,))
 INT64 = Kind("int64", (torch.int64,))
 INDEX = Kind("int32 or int64", (torch.int32, torch.int64))
@@ -49,7 +53,7 @@ class Form:
         allowed = self.kind.types + (self.kind.cpu_types if value.device.type == "cpu" else ())
         if value.dtype not in allowed:
             return f"{value.dtype} must be {self.kind.name}"
-        if value.dtype.is_floating_point:
+        if value.dtype.is_floating_point and self.kind.agrees:
             types.add(value.dtype)
             if len(types) > 1:
                 return f"{value.dtype} differs from another argument's type"

@@ -16,6 +16,28 @@ SCHEMAS: Mapping[str, str] = MappingProxyType(
             "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> "
             "(Tensor, Tensor, Tensor)"
         ),
+        "npu_dequant_swiglu_quant": (
+            "npu_dequant_swiglu_quant(Tensor x, *, Tensor? weight_scale=None, Tensor? "
+            "activation_scale=None, Tensor? bias=None, Tensor? quant_scale=None, Tensor? "
+            "quant_offset=None, Tensor? group_index=None, bool activate_left=False, int "
+            "quant_mode=0, int? dst_type=None, int? round_mode=None, int? activate_dim=None, int "
+            "swiglu_mode=0, float clamp_limit=7.0, float glu_alpha=1.702, float glu_bias=1.0) -> "
+            "(Tensor, Tensor)"
+        ),
+        "npu_dynamic_block_quant": (
+            'npu_dynamic_block_quant(Tensor x, *, float min_scale=0.0, str round_mode="rint", '
+            "int dst_type=1, int row_block_size=1, int col_block_size=128, float "
+            "dst_type_max=0.0) -> (Tensor y, Tensor scale)"
+        ),
+        "npu_dynamic_quant": (
+            "npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, Tensor? "
+            'group_index=None, int? dst_type=None, str quant_mode="pertoken", float '
+            "dst_type_max=0.0) -> (Tensor, Tensor)"
+        ),
+        "npu_format_cast": (
+            "npu_format_cast(Tensor input, int acl_format, *, int? customize_dtype=None, int? "
+            "input_dtype=None) -> Tensor"
+        ),
         "npu_grouped_matmul": (
             "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? "
             "scale=None, Tensor[]? offset=None, Tensor[]? antiquant_scale=None, Tensor[]? "
@@ -26,7 +48,23 @@ SCHEMAS: Mapping[str, str] = MappingProxyType(
             "output_dtype=None, int? x_dtype=None, int? weight_dtype=None, int? "
             "scale_dtype=None, int? per_token_scale_dtype=None) -> Tensor[]"
         ),
+        "npu_grouped_matmul_swiglu_quant": (
+            "npu_grouped_matmul_swiglu_quant(Tensor x, Tensor weight, Tensor group_list, Tensor "
+            "weight_scale, Tensor x_scale, *, Tensor? bias=None, Tensor? offset=None) -> "
+            "(Tensor, Tensor, Tensor)"
+        ),
         "npu_interleave_rope": ("npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor"),
+        "npu_kv_quant_sparse_flash_attention": (
+            "npu_kv_quant_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor "
+            "sparse_indices, float scale_value, int key_quant_mode, int value_quant_mode, *, "
+            "Tensor? key_dequant_scale=None, Tensor? value_dequant_scale=None, Tensor? "
+            "block_table=None, Tensor? actual_seq_lengths_query=None, Tensor? "
+            'actual_seq_lengths_kv=None, int sparse_block_size=1, str layout_query="BSND", str '
+            'layout_kv="BSND", int sparse_mode=3, int pre_tokens=9223372036854775807, int '
+            "next_tokens=9223372036854775807, int attention_mode=0, int quant_scale_repo_mode=1, "
+            "int tile_size=128, int rope_head_dim=64, int? key_dtype=None, int? "
+            "value_dtype=None) -> Tensor"
+        ),
         "npu_kv_rmsnorm_rope_cache_v2": (
             "npu_kv_rmsnorm_rope_cache_v2(Tensor kv, Tensor gamma, Tensor cos, Tensor sin, "
             "Tensor index, Tensor(a!) k_cache, Tensor(b!) ckv_cache, *, Tensor? "
@@ -58,6 +96,25 @@ SCHEMAS: Mapping[str, str] = MappingProxyType(
         "npu_moe_token_unpermute": (
             "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? "
             "probs=None, bool padded_mode=False, int[]? restore_shape=None) -> Tensor"
+        ),
+        "npu_quant_lightning_indexer": (
+            "npu_quant_lightning_indexer(Tensor query, Tensor key, Tensor weights, Tensor "
+            "query_dequant_scale, Tensor key_dequant_scale, int query_quant_mode, int "
+            "key_quant_mode, *, Tensor? actual_seq_lengths_query=None, Tensor? "
+            'actual_seq_lengths_key=None, Tensor? block_table=None, str layout_query="BSND", str '
+            'layout_key="BSND", int sparse_count=2048, int sparse_mode=3, int '
+            "pre_tokens=9223372036854775807, int next_tokens=9223372036854775807, int? "
+            "query_dtype=None, int? key_dtype=None) -> Tensor"
+        ),
+        "npu_quant_matmul": (
+            "npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
+            "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, int? "
+            "x1_dtype=None, int? x2_dtype=None, int? pertoken_scale_dtype=None, int? "
+            "scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) -> Tensor"
+        ),
+        "npu_quantize": (
+            "npu_quantize(Tensor input, Tensor scales, Tensor? zero_points, int dtype, int "
+            "axis=1, bool div_mode=True) -> Tensor"
         ),
         "npu_rms_norm": (
             "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)"

@@ -10,8 +10,8 @@ from services.worker.ops.device_rules import (
     DeviceGuard,
     bind,
     find_violation,
-    takes_batchmatmul,
 )
+from services.worker.ops.rules.dense import takes_batchmatmul
 from services.worker.ops.schemas import SCHEMAS
 from shared.errors import ConfigError
 
@@ -104,9 +104,10 @@ def grouped(groups: int = 4, **changes: Any) -> str:
 
 def test_every_operator_has_a_rule_over_its_own_arguments() -> None:
     assert RULES.keys() == SCHEMAS.keys()
-    for name, rule in RULES.items():
+    for name, rules in RULES.items():
         arguments = {argument.name for argument in schema(name).arguments}
-        assert rule.tensors.keys() | rule.options.keys() <= arguments, name
+        for rule in rules:
+            assert rule.tensors.keys() | rule.options.keys() <= arguments, name
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_sizes_that_the_per_head_product_refuses(heads: int, inner: int, outer: 
 
 
 def test_an_operator_without_a_rule_is_refused() -> None:
-    assert find_violation("npu_new", {}) == "no rule is written down for this operator"
+    assert "no rule is written down for this operator" in find_violation("npu_new", {})
 
 
 def test_the_guard_names_operator_argument_and_reason() -> None:

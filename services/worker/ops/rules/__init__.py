@@ -1,0 +1,1 @@
+"""What the NPU's kernels demand of each call, by family of operators."""
