@@ -6,6 +6,7 @@ of a layer share one block table: a block id means the same tokens in each of th
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,18 @@ INDEXER = "indexer"
 
 # A cache line, as torch aligns its own memory.
 _ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFormat:
+    """In which of the caches rows are kept in eight bits, and for which devices."""
+
+    sparse_sfa_c8: bool = False
+    """Latent and rotated key in one packed row of 656 bytes."""
+    sparse_li_c8: bool = False
+    """Indexer keys as int8 (or float8) with a scale."""
+    generation: Literal["a2", "a3", "a5"] = "a3"
+    """Atlas generation: A5 keeps float8 where the others keep int8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,12 @@ from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
 from services.worker.load_progress import shown_progress
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelSpec
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
 from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
+from services.worker.quant.scheme import QuantDescription
 from services.worker.settings import WorkerSettings
 from services.worker.weights import load_model
 from shared.errors import CheckpointError, ConfigError
@@ -56,8 +58,14 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
     known = num_known_ids(path, config.vocab_size)
     ops.register()
+    spec = ModelSpec(
+        config=config,
+        dtype=dtype,
+        device=device,
+        quantization=QuantDescription.from_dir(path),
+    )
     with shown_progress(path.name, Console(stderr=True)) as show:
-        decoder = load_model(path, config, dtype, device, show)
+        decoder = load_model(path, spec, show)
     with _guarded(device):
         num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
         caches = allocate(config, num_blocks, dtype, device)

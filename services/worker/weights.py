@@ -9,23 +9,23 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
-from services.worker.model.mtp import mtp_shapes
+from services.worker.model.mtp import MTPLayer
 from services.worker.model.slots import WeightSlot
+from services.worker.model.spec import ModelSpec
 from shared.errors import CheckpointError
 
 _LOG = logging.getLogger(__name__)
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I8": 1, "I32": 4, "I64": 8}
 _MAX_LISTED = 50
 
 
@@ -57,31 +57,29 @@ class _Entry:
 
 def load_model(
     path: Path | str,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device | str,
+    spec: ModelSpec,
     progress: Callable[[LoadProgress], None] | None = None,
 ) -> Decoder:
     """Build a decoder and fill it from a checkpoint directory.
 
     Args:
         path: Directory with ``model.safetensors`` or an index of several files.
-        config: The checkpoint's configuration.
-        dtype: Type the weights are held in; the router stays float32.
-        device: Where they are held.
+        spec: What to build.
         progress: Called after every tensor.
 
     Raises:
         CheckpointError: A file or tensor is missing, extra, misshapen, mistyped or damaged.
     """
     entries = _read_headers(Path(path))
-    decoder = Decoder.build(config, dtype, device)
+    decoder = Decoder.build(spec)
     slots = {slot.name: slot for slot in decoder.slots()}
-    _check(Path(path), entries, slots, config)
-    num_skipped = len(entries) - len(slots)
+    _check(Path(path), entries, slots, spec)
+    num_skipped = len(entries.keys() - slots.keys())
     if num_skipped:
         _LOG.info("left %d tensors of the MTP layer unloaded: drafting is off", num_skipped)
-    _fill({name: entries[name] for name in slots}, slots, progress)
+    present = {name: slot for name, slot in slots.items() if name in entries}
+    _fill({name: entries[name] for name in present}, present, progress)
+    decoder.finish_loading()
     return decoder
 
 
@@ -110,8 +108,8 @@ def _fill(
 
 
 def _store(file: Path, name: str, tensors: Any, slot: WeightSlot) -> None:  # noqa: ANN401 - untyped library object
-    tensor = tensors.get_tensor(name)
-    if not bool(torch.isfinite(tensor).all()):
+    tensor = tensors.get_slice(name)[slot.window or ...]
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise CheckpointError(f"{file}: {name}: holds NaN or infinity")
     slot.store(tensor)
 
@@ -168,17 +166,16 @@ def _check(
     path: Path,
     entries: Mapping[str, _Entry],
     slots: Mapping[str, WeightSlot],
-    config: ModelConfig,
+    spec: ModelSpec,
 ) -> None:
     """Compare headers with the model; one error names everything that differs."""
-    required = {slot.name: slot.shape for slot in slots.values()}
-    optional: dict[str, tuple[int, ...]] = {}
-    has_mtp = any(name.startswith(f"model.layers.{config.num_hidden_layers}.") for name in entries)
-    if has_mtp:
-        for name, shape, is_required in mtp_shapes(config):
-            (required if is_required else optional)[name] = shape
-    faults = [f"{path}: {name}: is missing" for name in sorted(required.keys() - entries.keys())]
-    known = required | optional
+    known = dict(slots)
+    prefix = f"model.layers.{spec.config.num_hidden_layers}."
+    if any(name.startswith(prefix) for name in entries):
+        layer = MTPLayer(replace(spec, device=torch.device("meta")))
+        known |= {slot.name: slot for slot in layer.slots()}
+    required = {name for name, slot in known.items() if slot.is_required}
+    faults = [f"{path}: {name}: is missing" for name in sorted(required - entries.keys())]
     for name, entry in sorted(entries.items()):
         faults.extend(f"{entry.file}: {name}: {fault}" for fault in _faults(entry, known.get(name)))
     if faults:
@@ -187,11 +184,11 @@ def _check(
         raise CheckpointError(listed + (f"\nand {rest} more" if rest > 0 else ""))
 
 
-def _faults(entry: _Entry, expected: tuple[int, ...] | None) -> Iterator[str]:
+def _faults(entry: _Entry, expected: WeightSlot | None) -> Iterator[str]:
     if expected is None:
         yield "is not part of this model"
         return
-    if entry.shape != expected:
-        yield f"has shape {list(entry.shape)}, must be {list(expected)}"
-    if entry.dtype not in _DTYPE_BYTES:
-        yield f"has type {entry.dtype}, must be one of {', '.join(_DTYPE_BYTES)}"
+    if entry.shape != expected.shape:
+        yield f"has shape {list(entry.shape)}, must be {list(expected.shape)}"
+    if entry.dtype not in expected.types:
+        yield f"has type {entry.dtype}, must be one of {', '.join(sorted(expected.types))}"

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from services.worker.kv_cache import LayerCache
-from services.worker.model.config import ModelConfig
 from services.worker.model.indexer import Indexer
-from services.worker.model.linear import Linear
 from services.worker.model.norm import RMSNorm
-from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots, transposed_slot
+from services.worker.model.projections import check_is_float, make_projection
+from services.worker.model.shards import Cut
+from services.worker.model.slots import FLOATS, WeightSlot, plain_slot, windowed_slot
+from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
-from services.worker.ops.device_rules import takes_batchmatmul
+from services.worker.ops.rules.dense import takes_batchmatmul
 
 _BY_HEAD = [1, 0, 2]
 
@@ -25,29 +26,36 @@ _BY_HEAD = [1, 0, 2]
 class SparseLatentAttention:
     """Multi-head latent attention with an own or a shared selection of positions."""
 
-    def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, prefix: str) -> None:
+        config = spec.config
         self.config = config
-        heads, latent = config.num_attention_heads, config.kv_lora_rank
-        # q_a_proj beside kv_a_proj_with_mqa: both read the hidden state.
-        self.fused_qkv_a_proj = Linear(
-            config.hidden_size,
-            config.q_lora_rank + latent + config.qk_rope_head_dim,
-            dtype,
-            device,
-        )
-        eps = config.latent_norm_eps
+        self._prefix = prefix
+        self._heads = spec.placement.head_share(config.num_attention_heads)
+        self.num_heads = self._heads.stop - self._heads.start
+        latent, rope = config.kv_lora_rank, config.qk_rope_head_dim
+        # Both read the hidden state; every rank needs both latents whole.
+        parts = {"q_a_proj": config.q_lora_rank, "kv_a_proj_with_mqa": latent + rope}
+        self.fused_qkv_a_proj = make_projection(spec, prefix, parts, config.hidden_size)
+        eps, dtype, device = config.latent_norm_eps, spec.dtype, spec.device
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, dtype, device)
         self.kv_a_layernorm = RMSNorm(latent, eps, dtype, device)
-        self.q_b_proj = Linear(config.q_lora_rank, heads * config.qk_head_dim, dtype, device)
-        self.W_UK_T = torch.empty(
-            (heads, config.qk_nope_head_dim, latent), dtype=dtype, device=device
+        self.q_b_proj = make_projection(
+            spec,
+            prefix,
+            {"q_b_proj": config.num_attention_heads * config.qk_head_dim},
+            config.q_lora_rank,
+            Cut.WHOLE if spec.placement.is_dsa_cp else Cut.OUTPUTS,
         )
-        self.W_UV = torch.empty((heads, latent, config.v_head_dim), dtype=dtype, device=device)
-        self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size, dtype, device)
+        check_is_float(spec, prefix, "kv_b_proj")
+        shape = (self.num_heads, config.qk_nope_head_dim, latent)
+        self.W_UK_T = torch.empty(shape, dtype=dtype, device=device)
+        shape = (self.num_heads, latent, config.v_head_dim)
+        self.W_UV = torch.empty(shape, dtype=dtype, device=device)
+        values = config.num_attention_heads * config.v_head_dim
+        out = {"o_proj": config.hidden_size}
+        self.o_proj = make_projection(spec, prefix, out, values, Cut.INPUTS)
         has_indexer = config.has_indexer(layer)
-        self.indexer = Indexer(config, dtype, device) if has_indexer else None
+        self.indexer = Indexer(spec, f"{prefix}indexer.") if has_indexer else None
 
     def __call__(
         self, x: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -90,7 +98,7 @@ class SparseLatentAttention:
         self, q_latent: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
     ) -> Tensor:
         config = self.config
-        queries = self.q_b_proj(q_latent).view(-1, config.num_attention_heads, config.qk_head_dim)
+        queries = self.q_b_proj(q_latent).view(-1, self.num_heads, config.qk_head_dim)
         nope, rope = queries.split_with_sizes([config.qk_nope_head_dim, config.qk_rope_head_dim], 2)
         absorbed = _by_head(nope, self.W_UK_T)
         rotated = torch.ops.npu.npu_interleave_rope(rope.unsqueeze(2), step.cos, step.sin)
@@ -114,34 +122,38 @@ class SparseLatentAttention:
         values = _by_head(attended, self.W_UV)
         return self.o_proj(values.flatten(1))
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
-        config = self.config
-        parts = {
-            "q_a_proj": config.q_lora_rank,
-            "kv_a_proj_with_mqa": config.kv_lora_rank + config.qk_rope_head_dim,
-        }
-        yield from stacked_slots(prefix, parts, self.fused_qkv_a_proj.weight)
+        prefix, config = self._prefix, self.config
+        yield from self.fused_qkv_a_proj.slots()
         yield plain_slot(f"{prefix}q_a_layernorm.weight", self.q_a_layernorm.weight)
         yield plain_slot(f"{prefix}kv_a_layernorm.weight", self.kv_a_layernorm.weight)
-        yield transposed_slot(f"{prefix}q_b_proj.weight", self.q_b_proj.weight)
-        yield transposed_slot(f"{prefix}o_proj.weight", self.o_proj.weight)
+        yield from self.q_b_proj.slots()
+        yield from self.o_proj.slots()
         head_rows = config.qk_nope_head_dim + config.v_head_dim
-        yield WeightSlot(
-            name=f"{prefix}kv_b_proj.weight",
-            shape=(config.num_attention_heads * head_rows, config.kv_lora_rank),
-            store=self._store_kv_b,
-        )
+        rows = slice(self._heads.start * head_rows, self._heads.stop * head_rows)
+        shape = (config.num_attention_heads * head_rows, config.kv_lora_rank)
+        window = (rows, slice(0, config.kv_lora_rank))
+        name = f"{prefix}kv_b_proj.weight"
+        yield windowed_slot(name, self._store_kv_b, shape, window, FLOATS)
         if self.indexer is not None:
-            yield from self.indexer.slots(f"{prefix}indexer.")
+            yield from self.indexer.slots()
 
     def _store_kv_b(self, source: Tensor) -> None:
         """Split [H * (P + D), C] into the query side and the value side of the absorption."""
         config = self.config
-        by_head = source.view(config.num_attention_heads, -1, config.kv_lora_rank)
+        by_head = source.view(self.num_heads, -1, config.kv_lora_rank)
         keys, values = by_head.split_with_sizes([config.qk_nope_head_dim, config.v_head_dim], 1)
         self.W_UK_T.copy_(keys)
         self.W_UV.copy_(values.transpose(1, 2))
+
+    def finish_loading(self) -> None:
+        """Finish the products."""
+        self.fused_qkv_a_proj.finish_loading()
+        self.q_b_proj.finish_loading()
+        self.o_proj.finish_loading()
+        if self.indexer is not None:
+            self.indexer.finish_loading()
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The whole model: embeddings, layers, final norm, head."""
+"""The whole model, or one pipeline stage of it: embeddings, layers, final norm, head."""
 
 from collections.abc import Iterator
 
@@ -7,60 +7,86 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kv_cache import KVCaches
-from services.worker.model.config import ModelConfig
 from services.worker.model.layer import DecoderLayer
 from services.worker.model.linear import Linear
 from services.worker.model.metadata import StepMetadata
 from services.worker.model.norm import RMSNorm
+from services.worker.model.projections import check_is_float
 from services.worker.model.rope import RotaryTables
-from services.worker.model.slots import WeightSlot, plain_slot, transposed_slot
+from services.worker.model.shards import Cut, Shard, Shards
+from services.worker.model.slots import WeightSlot, matrix_slot, plain_slot
+from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
+
+_EMBEDDINGS = "model.embed_tokens"
 
 
 class Embedding:
-    """One row per token."""
+    """One row per token; a rank holds the rows of its part of the vocabulary."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.weight = torch.empty((vocab_size, hidden_size), dtype=dtype, device=device)
+    def __init__(self, spec: ModelSpec, name: str) -> None:
+        size, hidden = spec.config.vocab_size, spec.config.hidden_size
+        placement = spec.placement
+        self._name = name
+        self._part = Shard(
+            name=name,
+            size_out=size,
+            size_in=hidden,
+            rows=placement.share(size),
+            columns=slice(0, hidden),
+            target=slice(0, placement.largest_share(size)),
+        )
+        shape = (placement.largest_share(size), hidden)
+        # Zeros: the last rank may hold rows of no token.
+        self.weight = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, E]."""
         return functional.embedding(token_ids, self.weight)
 
+    def slots(self) -> Iterator[WeightSlot]:
+        """The rows of this rank."""
+        count = self._part.rows.stop - self._part.rows.start
+        yield matrix_slot(f"{self._name}.weight", self.weight[:count], self._part)
+
 
 class Decoder:
     """GLM-5.2 for one rank. One thread calls it; it owns weights, never caches."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
+        config, placement = spec.config, spec.placement
+        placement.check(config)
+        self.spec = spec
         self.config = config
-        self.dtype = dtype
-        self.device = device
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
-        self.layers = [
-            DecoderLayer(config, layer, dtype, device) for layer in range(config.num_hidden_layers)
-        ]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype, device)
+        self.dtype = spec.dtype
+        self.device = spec.device
+        self.embed_tokens = Embedding(spec, _EMBEDDINGS) if placement.is_first_stage() else None
+        self.layers = [DecoderLayer(spec, layer) for layer in placement.layers(config)]
+        self.norm: RMSNorm | None = None
+        self.lm_head: Linear | None = None
+        if placement.is_last_stage(config):
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, spec.dtype, spec.device)
+            name = _EMBEDDINGS if config.tie_word_embeddings else "lm_head"
+            check_is_float(spec, "", name)
+            parts = {name: config.vocab_size}
+            shards = Shards.cut(placement, "", parts, config.hidden_size, Cut.OUTPUTS)
+            self.lm_head = Linear(shards, spec.dtype, spec.device)
         self.rotary = RotaryTables(
             dim=config.qk_rope_head_dim,
             theta=config.rope_theta,
             max_positions=config.max_position_embeddings,
-            dtype=dtype,
-            device=device,
+            dtype=spec.dtype,
+            device=spec.device,
         )
 
     @classmethod
-    def build(
-        cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
-    ) -> "Decoder":
-        """A decoder with unset weights; `services.worker.weights` fills them."""
-        return cls(config, dtype, torch.device(device))
+    def build(cls, spec: ModelSpec) -> "Decoder":
+        """A decoder with unset weights; `services.worker.loading` fills them."""
+        return cls(spec)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: KVCaches) -> Tensor:
-        """Run one step.
+        """Run one step of a model that is whole in its layers.
 
         Args:
             token_ids: [T] tokens of the step.
@@ -71,6 +97,8 @@ class Decoder:
             [T, E] hidden states after the final norm.
         """
         assert token_ids.shape == (step.num_tokens,)
+        assert self.embed_tokens is not None
+        assert self.norm is not None
         inputs = StepInputs.prepare(step, self.rotary)
         x = self.embed_tokens(token_ids)
         residual: Tensor | None = None
@@ -83,15 +111,27 @@ class Decoder:
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states -> [S, V] float32 logits."""
+        assert self.lm_head is not None
         return self.lm_head(hidden).float()
 
     def slots(self) -> Iterator[WeightSlot]:
-        """Every checkpoint tensor this decoder takes."""
-        embeddings = plain_slot("model.embed_tokens.weight", self.embed_tokens.weight)
-        head = transposed_slot("lm_head.weight", self.lm_head.weight)
-        yield embeddings.also(head) if self.config.tie_word_embeddings else embeddings
-        for index, layer in enumerate(self.layers):
-            yield from layer.slots(f"model.layers.{index}.")
-        yield plain_slot("model.norm.weight", self.norm.weight)
-        if not self.config.tie_word_embeddings:
-            yield head
+        """Every checkpoint tensor this rank takes."""
+        embeddings = {} if self.embed_tokens is None else self._by_name(self.embed_tokens.slots())
+        head = {} if self.lm_head is None else self._by_name(self.lm_head.slots())
+        for name in embeddings.keys() & head.keys():
+            embeddings[name] = embeddings[name].also(head.pop(name))
+        yield from embeddings.values()
+        for layer in self.layers:
+            yield from layer.slots()
+        if self.norm is not None:
+            yield plain_slot("model.norm.weight", self.norm.weight)
+        yield from head.values()
+
+    @staticmethod
+    def _by_name(slots: Iterator[WeightSlot]) -> dict[str, WeightSlot]:
+        return {slot.name: slot for slot in slots}
+
+    def finish_loading(self) -> None:
+        """Bring loaded weights into the form that operators want; call once, when all are in."""
+        for layer in self.layers:
+            layer.finish_loading()

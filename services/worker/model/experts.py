@@ -6,15 +6,23 @@ import torch
 from torch import Tensor
 
 from services.worker.model.config import ModelConfig
-from services.worker.model.linear import GatedMLP
-from services.worker.model.slots import WeightSlot, plain_slot, transposed_slot
+from services.worker.model.experts_int4 import Int4Experts
+from services.worker.model.experts_int8 import Int8Experts
+from services.worker.model.mlp import make_mlp
+from services.worker.model.routed import ExpertShards, RoutedExperts
+from services.worker.model.shards import Shard
+from services.worker.model.slots import WeightSlot, matrix_slot, plain_slot
+from services.worker.model.spec import ModelSpec
+from services.worker.quant.scheme import Scheme
+from shared.errors import CheckpointError
 
 
 class Router:
     """Chooses experts per token; float32 throughout, whatever the model's type."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device, prefix: str) -> None:
         self.config = config
+        self._prefix = prefix
         shape = (config.hidden_size, config.n_routed_experts)
         self.weight = torch.empty(shape, dtype=torch.float32, device=device)
         self.e_score_correction_bias = torch.empty(shape[1:], dtype=torch.float32, device=device)
@@ -36,52 +44,97 @@ class Router:
         )
         return weights, experts
 
+    def slots(self) -> Iterator[WeightSlot]:
+        """The matrix and the correction bias, whole on every rank."""
+        part = Shard.whole("", self.config.n_routed_experts, self.config.hidden_size)
+        yield matrix_slot(f"{self._prefix}weight", self.weight.t(), part)
+        bias = f"{self._prefix}e_score_correction_bias"
+        yield plain_slot(bias, self.e_score_correction_bias)
+
 
 class MixtureOfExperts:
-    """``sum_j weight_j * expert_j(x) + shared(x)``."""
+    """``sum_j weight_j * expert_j(x) + shared(x)``; a rank's share of it where that is cut."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.config = config
-        experts, hidden = config.n_routed_experts, config.hidden_size
-        width = config.moe_intermediate_size
-        self.gate = Router(config, device)
-        # Input side first: the layout of the grouped product. Gate columns come before up's.
-        self.w13 = torch.empty((experts, hidden, 2 * width), dtype=dtype, device=device)
-        self.w2 = torch.empty((experts, width, hidden), dtype=dtype, device=device)
-        self.shared_experts = GatedMLP(hidden, width * config.n_shared_experts, dtype, device)
+    def __init__(self, spec: ModelSpec, prefix: str) -> None:
+        config = spec.config
+        self.gate = Router(config, spec.device, f"{prefix}gate.")
+        self.experts = make_experts(spec, f"{prefix}experts.")
+        width = config.moe_intermediate_size * config.n_shared_experts
+        self.shared_experts = make_mlp(spec, f"{prefix}shared_experts.", width)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, E] -> [T, E]."""
         weights, experts = self.gate(x)
+        routed = self.experts(x, weights, experts)
+        return self.shared_experts(x).add_(routed)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of this block."""
+        yield from self.gate.slots()
+        yield from self.experts.slots()
+        yield from self.shared_experts.slots()
+
+    def finish_loading(self) -> None:
+        """Finish the experts, routed and shared."""
+        self.experts.finish_loading()
+        self.shared_experts.finish_loading()
+
+
+def make_experts(spec: ModelSpec, prefix: str) -> RoutedExperts:
+    """The routed experts of a layer in the form that their weights are stored in.
+
+    The first expert tells for all: the grouped product has one type.
+    """
+    shards = ExpertShards.cut(spec, prefix)
+    first = f"{prefix}0."
+    scheme = spec.quantization.scheme(first, ("gate_proj", "up_proj", "down_proj"))
+    if scheme is Scheme.FLOAT:
+        return FloatExperts(spec, shards)
+    if scheme is Scheme.W8A8_DYNAMIC:
+        return Int8Experts(spec, shards)
+    if scheme is Scheme.W4A8_DYNAMIC:
+        return Int4Experts(spec, shards)
+    raise CheckpointError(
+        f"{spec.quantization.source}: {prefix}: {scheme} is not served for routed experts"
+    )
+
+
+class FloatExperts:
+    """Experts in the model's type."""
+
+    def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
+        self._shards = shards
+        # Input side first: the layout of the grouped product. Gate columns come before up's.
+        count, hidden, width = len(shards.experts), shards.hidden, shards.width
+        self.w13 = torch.empty((count, hidden, 2 * width), dtype=spec.dtype, device=spec.device)
+        self.w2 = torch.empty((count, width, hidden), dtype=spec.dtype, device=spec.device)
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts [T, E]."""
         rows, order, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(
             x,
             experts,
             active_num=experts.numel(),
-            expert_num=self.config.n_routed_experts,
+            expert_num=self._shards.num_experts,
             expert_tokens_num_type=1,
             expert_tokens_num_flag=True,
-            active_expert_range=[0, self.config.n_routed_experts],
+            active_expert_range=self._shards.active_range,
             quant_mode=-1,
         )
         hidden = torch.ops.npu.npu_swiglu(_grouped(rows, self.w13, counts))
-        routed = torch.ops.npu.npu_moe_token_unpermute(
+        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(
             _grouped(hidden, self.w2, counts), order, weights.to(x.dtype)
         )
-        return self.shared_experts(x).add_(routed)
+        return routed
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Checkpoint tensors of this block."""
-        gate = self.gate
-        yield transposed_slot(f"{prefix}gate.weight", gate.weight)
-        yield plain_slot(f"{prefix}gate.e_score_correction_bias", gate.e_score_correction_bias)
-        width = self.config.moe_intermediate_size
-        for expert in range(self.config.n_routed_experts):
-            name = f"{prefix}experts.{expert}."
-            w13, w2 = self.w13[expert], self.w2[expert]
-            yield transposed_slot(f"{name}gate_proj.weight", w13[:, :width])
-            yield transposed_slot(f"{name}up_proj.weight", w13[:, width:])
-            yield transposed_slot(f"{name}down_proj.weight", w2)
-        yield from self.shared_experts.slots(f"{prefix}shared_experts.")
+    def slots(self) -> Iterator[WeightSlot]:
+        """Three matrices of each expert."""
+        for expert, w13, w2 in zip(self._shards.matrices(), self.w13, self.w2, strict=True):
+            for (name, part), target in zip(expert, (w13, w13, w2), strict=True):
+                yield matrix_slot(f"{name}weight", target[:, part.target].t(), part)
+
+    def finish_loading(self) -> None:
+        """Float weights are stored as they are used."""
 
 
 def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.model.config import ModelConfig
-from services.worker.model.linear import Linear
-from services.worker.model.slots import WeightSlot, plain_slot, stacked_slots, transposed_slot
+from services.worker.model.projections import make_float_projection, make_projection
+from services.worker.model.slots import WeightSlot, plain_slot
+from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
 
 _KEY_NORM_EPSILON = 1e-6  # fixed in transformers, vLLM and the release; no config key
@@ -34,18 +34,20 @@ class KeyNorm:
 class Indexer:
     """Scores cached keys for each token and selects the best K."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, prefix: str) -> None:
+        config = spec.config
+        self._prefix = prefix
         self.num_heads = config.index_n_heads
         self.head_dim = config.index_head_dim
         self.rope_dim = config.qk_rope_head_dim
         self.topk = config.index_topk
-        self.wq_b = Linear(config.q_lora_rank, self.num_heads * self.head_dim, dtype, device)
-        # wk beside weights_proj: both read the hidden state. Scale factors that are the same for
-        # every position (Di^-0.5, Hi^-0.5) are left out, they cannot change the selection.
-        self.wk_weights_proj = Linear(
-            config.hidden_size, self.head_dim + self.num_heads, dtype, device
-        )
-        self.k_norm = KeyNorm(self.head_dim, dtype, device)
+        queries = {"wq_b": self.num_heads * self.head_dim}
+        self.wq_b = make_projection(spec, prefix, queries, config.q_lora_rank)
+        # Both read the hidden state. Scale factors that are the same for every position (Di^-0.5,
+        # Hi^-0.5) are left out, they cannot change the selection.
+        parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
+        self.wk_weights_proj = make_float_projection(spec, prefix, parts, config.hidden_size)
+        self.k_norm = KeyNorm(self.head_dim, spec.dtype, spec.device)
 
     def __call__(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: Tensor) -> Tensor:
         """Cache the step's keys, then select.
@@ -86,10 +88,13 @@ class Indexer:
         lanes.copy_(rotated.squeeze(2))
         return x
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""
-        yield transposed_slot(f"{prefix}wq_b.weight", self.wq_b.weight)
-        parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
-        yield from stacked_slots(prefix, parts, self.wk_weights_proj.weight)
-        yield plain_slot(f"{prefix}k_norm.weight", self.k_norm.weight)
-        yield plain_slot(f"{prefix}k_norm.bias", self.k_norm.bias)
+        yield from self.wq_b.slots()
+        yield from self.wk_weights_proj.slots()
+        yield plain_slot(f"{self._prefix}k_norm.weight", self.k_norm.weight)
+        yield plain_slot(f"{self._prefix}k_norm.bias", self.k_norm.bias)
+
+    def finish_loading(self) -> None:
+        """Finish the one product that may be quantized."""
+        self.wq_b.finish_loading()

@@ -2,33 +2,33 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from services.worker.kv_cache import LayerCache
 from services.worker.model.backends import attention_backend
-from services.worker.model.config import ModelConfig
 from services.worker.model.experts import MixtureOfExperts
-from services.worker.model.linear import GatedMLP
+from services.worker.model.mlp import MLP, make_mlp
 from services.worker.model.norm import RMSNorm
 from services.worker.model.slots import WeightSlot, plain_slot
+from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
 
 
 class DecoderLayer:
     """Pre-norm layer; the sum of block output and residual is taken inside the next norm."""
 
-    def __init__(
-        self, config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        config = spec.config
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype, device)
-        self.self_attn = attention_backend(config)(config, layer, dtype, device)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype, device)
-        self.mlp: MixtureOfExperts | GatedMLP = (
-            MixtureOfExperts(config, dtype, device)
+        self.index = layer
+        self._prefix = prefix = f"model.layers.{layer}."
+        self.input_layernorm = RMSNorm(hidden, eps, spec.dtype, spec.device)
+        self.self_attn = attention_backend(config)(spec, layer, f"{prefix}self_attn.")
+        self.post_attention_layernorm = RMSNorm(hidden, eps, spec.dtype, spec.device)
+        self.mlp: MixtureOfExperts | MLP = (
+            MixtureOfExperts(spec, f"{prefix}mlp.")
             if config.is_sparse(layer)
-            else GatedMLP(hidden, config.intermediate_size, dtype, device)
+            else make_mlp(spec, f"{prefix}mlp.", config.intermediate_size)
         )
 
     def __call__(
@@ -54,11 +54,17 @@ class DecoderLayer:
         normed, residual = self.post_attention_layernorm.add(attended, residual)
         return self.mlp(normed), residual, topk
 
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+    def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this layer."""
+        prefix = self._prefix
         yield plain_slot(f"{prefix}input_layernorm.weight", self.input_layernorm.weight)
-        yield from self.self_attn.slots(f"{prefix}self_attn.")
+        yield from self.self_attn.slots()
         yield plain_slot(
             f"{prefix}post_attention_layernorm.weight", self.post_attention_layernorm.weight
         )
-        yield from self.mlp.slots(f"{prefix}mlp.")
+        yield from self.mlp.slots()
+
+    def finish_loading(self) -> None:
+        """Finish attention and MLP."""
+        self.self_attn.finish_loading()
+        self.mlp.finish_loading()

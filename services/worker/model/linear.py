@@ -1,41 +1,48 @@
-"""A matrix without bias, and the gated MLP made of two of them."""
+"""A product with a float matrix; the other kinds of products have the same face."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from services.worker.model.slots import WeightSlot, stacked_slots, transposed_slot
+from services.worker.model.shards import Shards
+from services.worker.model.slots import WeightSlot, matrix_slot
+
+
+class Projection(Protocol):
+    """``x @ weight`` however the weight is stored."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply `x` [T, in] -> [T, out]."""
+        ...
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Its checkpoint tensors."""
+        ...
+
+    def finish_loading(self) -> None:
+        """Bring loaded weights into the form that the product wants."""
+        ...
 
 
 class Linear:
     """``x @ weight`` with `weight` [in, out], the transpose of the checkpoint's."""
 
-    def __init__(
-        self, size_in: int, size_out: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.weight = torch.empty((size_in, size_out), dtype=dtype, device=device)
+    def __init__(self, shards: Shards, dtype: torch.dtype, device: torch.device) -> None:
+        self._shards = shards
+        make = torch.zeros if shards.is_padded else torch.empty
+        self.weight = make((shards.size_in, shards.size_out), dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply `x` [T, in]."""
         product: Tensor = torch.ops.glm.linear(x, self.weight)
         return product
 
+    def slots(self) -> Iterator[WeightSlot]:
+        """One matrix of the file for each part."""
+        for name, part in self._shards.named():
+            yield matrix_slot(f"{name}weight", self.weight[:, part.target].t(), part)
 
-class GatedMLP:
-    """``down(silu(gate(x)) * up(x))``; gate and up are one matrix, gate first."""
-
-    def __init__(self, hidden: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.width = width
-        self.gate_up_proj = Linear(hidden, 2 * width, dtype, device)
-        self.down_proj = Linear(width, hidden, dtype, device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, E] -> [T, E]."""
-        return self.down_proj(torch.ops.npu.npu_swiglu(self.gate_up_proj(x)))
-
-    def slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Checkpoint tensors of this block."""
-        parts = {"gate_proj": self.width, "up_proj": self.width}
-        yield from stacked_slots(prefix, parts, self.gate_up_proj.weight)
-        yield transposed_slot(f"{prefix}down_proj.weight", self.down_proj.weight)
+    def finish_loading(self) -> None:
+        """Float weights are stored as they are used."""

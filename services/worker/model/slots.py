@@ -1,13 +1,21 @@
 """Where each checkpoint tensor goes: the modules declare slots, the loader fills them.
 
-A slot is one tensor of the checkpoint. Most are one parameter; fused and absorbed weights take
-several tensors, or keep a tensor in another layout than the file.
+A slot is one tensor of the checkpoint and the part of it that this rank keeps. Most are one
+parameter; fused and absorbed weights take several tensors, or keep a tensor in another layout than
+the file.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+
+from services.worker.model.shards import Shard
+
+FLOATS = frozenset({"BF16", "F16", "F32"})
+"""safetensors names of the types that a float tensor may have in the file."""
+
+Window = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,16 +24,31 @@ class WeightSlot:
 
     name: str
     shape: tuple[int, ...]
+    """The whole tensor's, whatever part of it is kept."""
     store: Callable[[Tensor], None]
+    """Takes exactly the window."""
+    window: Window | None = None
+    """What this rank keeps, a slice with both ends for each dimension; None: everything."""
+    types: frozenset[str] = FLOATS
+    is_required: bool = True
+    """Whether the checkpoint must have it."""
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """Shape of the window."""
+        if self.window is None:
+            return self.shape
+        return tuple(part.stop - part.start for part in self.window)
 
     def also(self, other: "WeightSlot") -> "WeightSlot":
-        """The same checkpoint tensor for a second place."""
+        """The same part of the same checkpoint tensor for a second place."""
+        assert (self.name, self.shape, self.window) == (other.name, other.shape, other.window)
 
         def store(source: Tensor) -> None:
             self.store(source)
             other.store(source)
 
-        return WeightSlot(name=self.name, shape=self.shape, store=store)
+        return replace(self, store=store)
 
 
 def copy_into(target: Tensor) -> Callable[[Tensor], None]:
@@ -42,15 +65,52 @@ def plain_slot(name: str, target: Tensor) -> WeightSlot:
     return WeightSlot(name=name, shape=tuple(target.shape), store=copy_into(target))
 
 
-def transposed_slot(name: str, target: Tensor) -> WeightSlot:
-    """A matrix [out, in] of the file that is kept as [in, out]."""
-    rows, columns = target.shape
-    return WeightSlot(name=name, shape=(columns, rows), store=copy_into(target.t()))
+def matrix_slot(
+    name: str, target: Tensor, part: Shard, types: frozenset[str] = FLOATS
+) -> WeightSlot:
+    """A rank's part of a matrix [out, in] of the file; `target` has the part's shape."""
+    shape = (part.size_out, part.size_in)
+    return windowed_slot(name, copy_into(target), shape, (part.rows, part.columns), types)
 
 
-def stacked_slots(prefix: str, parts: dict[str, int], weight: Tensor) -> Iterator[WeightSlot]:
-    """Matrices that share one input, side by side in `weight` [in, out]: name -> columns."""
-    first = 0
-    for name, columns in parts.items():
-        yield transposed_slot(f"{prefix}{name}.weight", weight[:, first : first + columns])
-        first += columns
+def column_slot(
+    name: str, target: Tensor, part: Shard, types: frozenset[str] = FLOATS
+) -> WeightSlot:
+    """Numbers [out, 1] of a rank's part of a matrix; `target` is a vector."""
+    shape = (part.size_out, 1)
+    return windowed_slot(name, copy_into(target[:, None]), shape, (part.rows, slice(0, 1)), types)
+
+
+def vector_slot(
+    name: str, target: Tensor, part: Shard, types: frozenset[str] = FLOATS
+) -> WeightSlot:
+    """Numbers [out] of a rank's part of a matrix; `target` is a vector."""
+    return windowed_slot(name, copy_into(target), (part.size_out,), (part.rows,), types)
+
+
+def windowed_slot(
+    name: str,
+    store: Callable[[Tensor], None],
+    shape: tuple[int, ...],
+    window: Window,
+    types: frozenset[str],
+) -> WeightSlot:
+    """A slot for a part of a tensor; a part that is all of it needs no window."""
+    is_whole = window == tuple(slice(0, size) for size in shape)
+    kept = None if is_whole else window
+    return WeightSlot(name=name, shape=shape, store=store, window=kept, types=types)
+
+
+def ignored_slots(
+    shapes: Mapping[str, tuple[int, ...]], types: frozenset[str] = FLOATS
+) -> Iterator[WeightSlot]:
+    """Tensors that a checkpoint may hold beside those in use; nothing of them is read."""
+    for name, shape in shapes.items():
+        nothing = tuple(slice(0, 0) for _ in shape)
+        yield WeightSlot(
+            name=name, shape=shape, store=_drop, window=nothing, types=types, is_required=False
+        )
+
+
+def _drop(source: Tensor) -> None:
+    assert source.numel() == 0

@@ -1,0 +1,127 @@
+"""Routed experts with int4 weights and int8 activations (W4A8_DYNAMIC, one scale per output)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
+from services.worker.model.routed import ExpertShards
+from services.worker.model.shards import Shard
+from services.worker.model.slots import FLOATS, WeightSlot, column_slot, matrix_slot, windowed_slot
+from services.worker.model.spec import ModelSpec
+from shared.errors import CheckpointError
+
+_CHUNKS = 16
+"""Parts of the input for which a down projection's compensation is stored apart."""
+
+
+class PackedMatrices:
+    """One product's int4 matrices of all experts here: packed weights, scales, compensation.
+
+    The device multiplies an int8 activation in two halves, the lower of which it shifts by 8 to
+    make it signed. `compensation`, 8 times the sum of each output's weights, takes that back.
+    """
+
+    def __init__(self, spec: ModelSpec, count: int, size_in: int, size_out: int) -> None:
+        self._spec = spec
+        device = spec.device
+        # Outputs 2r and 2r + 1 share a byte, the even one in its low half, in the file and here.
+        self.weight = torch.empty((count, size_in, size_out // 2), dtype=torch.int8, device=device)
+        self.scale = torch.empty((count, size_out), dtype=torch.float32, device=device)
+        self.compensation = torch.empty((count, size_out), dtype=torch.float32, device=device)
+
+    def multiply(self, rows: Tensor, row_scales: Tensor, counts: Tensor) -> Tensor:
+        """Multiply each expert's int8 rows [A, in] by its matrix: [A, out] in the model's type."""
+        product: Tensor = torch.ops.npu.npu_grouped_matmul(
+            [rows],
+            [self.weight],
+            scale=[self.scale],
+            bias=[self.compensation],
+            per_token_scale=[row_scales],
+            group_list=counts,
+            split_item=2,
+            group_type=0,
+            group_list_type=1,
+            output_dtype=self._spec.dtype,
+        )[0]
+        return product
+
+    def slots(self, expert: int, name: str, part: Shard) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of one expert's matrix."""
+        if (part.rows.start | part.rows.stop | part.target.start | part.target.stop) % 2:
+            raise CheckpointError(f"{name}weight: outputs that share a byte are on two ranks")
+        packed = Shard(
+            name=part.name,
+            size_out=part.size_out // 2,
+            size_in=part.size_in,
+            rows=slice(part.rows.start // 2, part.rows.stop // 2),
+            columns=part.columns,
+            target=slice(part.target.start // 2, part.target.stop // 2),
+        )
+        target = self.weight[expert][:, packed.target].t()
+        yield matrix_slot(f"{name}weight", target, packed, types=INT8)
+        yield column_slot(f"{name}weight_scale", self.scale[expert, part.target], part)
+        yield zero_offset_slot(f"{name}weight_offset", part.size_out)
+        yield self._compensation_slot(f"{name}scale_bias", expert, part)
+
+    def _compensation_slot(self, name: str, expert: int, part: Shard) -> WeightSlot:
+        """[out, 1], or [out, 16] with a column per part of the input, for ranks that cut it."""
+        target = self.compensation[expert, part.target]
+        if part.name != "down_proj":
+            return column_slot(name, target, part)
+        step = part.size_in // _CHUNKS
+        first, last = part.columns.start, part.columns.stop
+        if part.size_in % _CHUNKS or first % step or last % step:
+            raise CheckpointError(f"{name}: inputs {first} to {last} are not whole sixteenths")
+        window = (part.rows, slice(first // step, last // step))
+
+        def store(source: Tensor) -> None:
+            target.copy_(source.sum(1))
+
+        return windowed_slot(name, store, (part.size_out, _CHUNKS), window, FLOATS)
+
+    def finish_loading(self) -> None:
+        """Eight weights become one int32, and scales the bits that the device multiplies by."""
+        self.weight = to_blocked_layout(self.weight, self._spec).view(torch.int32)
+        self.scale = self.scale.view(torch.int32).to(torch.int64)[:, None]
+
+
+class Int4Experts:
+    """Two packed products; the gated unit between them is in the model's type."""
+
+    def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
+        self._shards = shards
+        count, hidden, width = len(shards.experts), shards.hidden, shards.width
+        self.w13 = PackedMatrices(spec, count, hidden, 2 * width)
+        self.w2 = PackedMatrices(spec, count, width, hidden)
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts [T, E]."""
+        rows, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
+            x,
+            experts,
+            active_num=experts.numel(),
+            expert_num=self._shards.num_experts,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=self._shards.active_range,
+            quant_mode=1,
+        )
+        hidden = torch.ops.npu.npu_swiglu(self.w13.multiply(rows, scales, counts))
+        quantized, hidden_scales = torch.ops.npu.npu_dynamic_quant(hidden)
+        products = self.w2.multiply(quantized, hidden_scales, counts)
+        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(products, order, weights.to(x.dtype))
+        return routed
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Checkpoint tensors of each expert's three matrices."""
+        for at, (gate, up, down) in enumerate(self._shards.matrices()):
+            yield from self.w13.slots(at, *gate)
+            yield from self.w13.slots(at, *up)
+            yield from self.w2.slots(at, *down)
+
+    def finish_loading(self) -> None:
+        """Finish both products."""
+        self.w13.finish_loading()
+        self.w2.finish_loading()

@@ -1,0 +1,75 @@
+"""Routed experts with int8 weights and int8 activations."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
+from services.worker.model.routed import ExpertShards
+from services.worker.model.slots import WeightSlot, column_slot, matrix_slot
+from services.worker.model.spec import ModelSpec
+
+
+class Int8Experts:
+    """W8A8_DYNAMIC experts: rows are quantized while they are sorted.
+
+    The first product, its scales, the gated unit and the next quantization are one operator.
+    """
+
+    def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
+        self._spec = spec
+        self._shards = shards
+        device, count = spec.device, len(shards.experts)
+        hidden, width = shards.hidden, shards.width
+        self.w13 = torch.empty((count, hidden, 2 * width), dtype=torch.int8, device=device)
+        self.w2 = torch.empty((count, width, hidden), dtype=torch.int8, device=device)
+        self.w13_scale = torch.empty((count, 2 * width), dtype=torch.float32, device=device)
+        self.w2_scale = torch.empty((count, hidden), dtype=torch.float32, device=device)
+
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """The weighted sum of the chosen experts [T, E]."""
+        rows, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
+            x,
+            experts,
+            active_num=experts.numel(),
+            expert_num=self._shards.num_experts,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=self._shards.active_range,
+            quant_mode=1,
+        )
+        hidden, hidden_scales, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
+            rows, self.w13, counts.cumsum(0), self.w13_scale, scales
+        )
+        products = torch.ops.npu.npu_grouped_matmul(
+            [hidden],
+            [self.w2],
+            scale=[self.w2_scale],
+            per_token_scale=[hidden_scales],
+            group_list=counts,
+            split_item=2,
+            group_type=0,
+            group_list_type=1,
+            output_dtype=self._spec.dtype,
+        )
+        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(
+            products[0], order, weights.to(x.dtype)
+        )
+        return routed
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Weights and scales of each expert's three matrices."""
+        for at, expert in enumerate(self._shards.matrices()):
+            matrices = (self.w13[at], self.w13[at], self.w2[at])
+            scales = (self.w13_scale[at], self.w13_scale[at], self.w2_scale[at])
+            for (name, part), matrix, scale in zip(expert, matrices, scales, strict=True):
+                target = matrix[:, part.target].t()
+                yield matrix_slot(f"{name}weight", target, part, types=INT8)
+                yield column_slot(f"{name}weight_scale", scale[part.target], part)
+                yield zero_offset_slot(f"{name}weight_offset", part.size_out)
+
+    def finish_loading(self) -> None:
+        """Change the weights' layout."""
+        self.w13 = to_blocked_layout(self.w13, self._spec)
+        self.w2 = to_blocked_layout(self.w2, self._spec)

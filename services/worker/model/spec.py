@@ -1,0 +1,27 @@
+"""What the modules of a model are built from, in one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from services.worker.kv_cache import CacheFormat
+from services.worker.model.config import ModelConfig
+from services.worker.model.placement import WHOLE, Placement
+from services.worker.quant.scheme import QuantDescription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model's sizes, and how this rank holds it."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    """Type of float weights, activations and plain caches; the router stays float32."""
+    device: torch.device
+    placement: Placement = WHOLE
+    quantization: QuantDescription = field(default_factory=QuantDescription)
+    cache: CacheFormat = field(default_factory=CacheFormat)
+    weight_nz_mode: int = 1
+    """Weights kept in the device's blocked layout: 0 none, 1 quantized ones, 2 all that can be."""

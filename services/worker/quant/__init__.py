@@ -1,0 +1,1 @@
+"""Quantized checkpoints in the ModelSlim format: their description, and how to write them."""
