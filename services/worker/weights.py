@@ -171,7 +171,8 @@ def _check(
     """Compare headers with the model; one error names everything that differs."""
     known = dict(slots)
     prefix = f"model.layers.{spec.config.num_hidden_layers}."
-    if any(name.startswith(prefix) for name in entries):
+    is_known = spec.config.num_nextn_predict_layers > 0
+    if is_known and any(name.startswith(prefix) for name in entries):
         layer = MTPLayer(replace(spec, device=torch.device("meta")))
         known |= {slot.name: slot for slot in layer.slots()}
     required = {name for name, slot in known.items() if slot.is_required}

@@ -7,6 +7,7 @@ from services.worker import kv_cache, weights
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
+from services.worker.model.spec import ModelSpec
 from tools.npu_contract.environment import ROOT
 
 NANO = ROOT / "models" / "glm-nano"
@@ -16,7 +17,8 @@ NUM_TOKENS = 150  # more than index_topk: some rows need a selection
 @pytest.fixture(scope="module")
 def nano() -> Decoder:
     config = ModelConfig.from_dir(NANO)
-    return weights.load_model(NANO, config, torch.float32, torch.device("cpu"))
+    spec = ModelSpec(config=config, dtype=torch.float32, device=torch.device("cpu"))
+    return weights.load_model(NANO, spec)
 
 
 def run_chunk(

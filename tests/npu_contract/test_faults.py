@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard
 from services.worker.ops.schemas import SCHEMAS
 from shared.errors import ConfigError
@@ -30,7 +31,8 @@ SHOWN_BY_THE_NEXT = {"npu_swiglu"}
 
 @functools.cache
 def decoder() -> Decoder:
-    return Decoder.build(CONFIG, torch.bfloat16, "meta")
+    spec = ModelSpec(config=CONFIG, dtype=torch.bfloat16, device=torch.device("meta"))
+    return Decoder.build(spec)
 
 
 def run_step() -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard, bind
 from services.worker.ops.schemas import SCHEMAS
 from tools.npu_contract.cases import STEPS, make_caches, make_step, model_configs
@@ -61,7 +62,8 @@ class Recorder(TorchDispatchMode):
 
 @functools.cache
 def decoder(name: str) -> Decoder:
-    return Decoder.build(CONFIGS[name], BF16, "meta")
+    spec = ModelSpec(config=CONFIGS[name], dtype=BF16, device=torch.device("meta"))
+    return Decoder.build(spec)
 
 
 def run(name: str, step_name: str) -> tuple[Recorder, torch.Tensor, torch.Tensor]:

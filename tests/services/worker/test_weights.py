@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.worker.model.config import ModelConfig
-from services.worker.model.mtp import mtp_shapes
+from services.worker.model.mtp import MTPLayer
+from services.worker.model.spec import ModelSpec
 from services.worker.weights import LoadProgress, load_model
 from shared.errors import CheckpointError
 
@@ -27,6 +28,11 @@ def tensors(source: Any) -> dict[str, torch.Tensor]:
     return load_file(source.path / "model.safetensors")
 
 
+def spec_of(values: dict[str, Any], dtype: torch.dtype = torch.float32) -> ModelSpec:
+    config = ModelConfig.from_dict(values)
+    return ModelSpec(config=config, dtype=dtype, device=torch.device("cpu"))
+
+
 def load(
     path: Path,
     source: Any,
@@ -36,13 +42,12 @@ def load(
     **changes: object,
 ) -> Any:
     save_file(tensors, str(path / "model.safetensors"))
-    return load_model(path, ModelConfig.from_dict(source.values | changes), dtype, "cpu")
+    return load_model(path, spec_of(source.values | changes, dtype))
 
 
 def test_progress_counts_every_tensor_and_byte(source: Any) -> None:
     seen: list[LoadProgress] = []
-    config = ModelConfig.from_dir(source.path)
-    load_model(source.path, config, torch.float32, "cpu", seen.append)
+    load_model(source.path, spec_of(source.values), seen.append)
     assert [progress.num_tensors for progress in seen] == list(range(1, len(seen) + 1))
     assert seen[-1].num_tensors == seen[-1].total_tensors
     assert seen[-1].num_bytes == seen[-1].total_bytes
@@ -57,7 +62,7 @@ def test_the_router_stays_float32_in_a_bfloat16_model(
     gate = decoder.layers[1].mlp.gate
     assert torch.equal(gate.weight.T, tensors["model.layers.1.mlp.gate.weight"])
     assert gate.e_score_correction_bias.dtype == torch.float32
-    assert decoder.layers[1].mlp.w13.dtype == torch.bfloat16
+    assert decoder.layers[1].mlp.experts.w13.dtype == torch.bfloat16
 
 
 def test_experts_and_fused_projections_land_in_their_places(
@@ -65,8 +70,8 @@ def test_experts_and_fused_projections_land_in_their_places(
 ) -> None:
     decoder = load(tmp_path, source, tensors)
     moe, attention = decoder.layers[1].mlp, decoder.layers[0].self_attn
-    assert torch.equal(moe.w13[3, :, 32:], tensors[WEIGHT].T)
-    assert torch.equal(moe.w2[3], tensors[WEIGHT.replace("up_proj", "down_proj")].T)
+    assert torch.equal(moe.experts.w13[3, :, 32:], tensors[WEIGHT].T)
+    assert torch.equal(moe.experts.w2[3], tensors[WEIGHT.replace("up_proj", "down_proj")].T)
     prefix = "model.layers.0.self_attn."
     kv_a = tensors[f"{prefix}kv_a_proj_with_mqa.weight"]
     assert torch.equal(attention.fused_qkv_a_proj.weight[:, 48:].T, kv_a)
@@ -85,23 +90,23 @@ def test_an_index_of_several_files_is_followed(
     weight_map = {name: file for file, part in parts.items() for name in part}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    config = ModelConfig.from_dict(source.values)
-    decoder = load_model(tmp_path, config, torch.float32, "cpu")
+    spec = spec_of(source.values)
+    decoder = load_model(tmp_path, spec)
     assert torch.equal(decoder.norm.weight, tensors["model.norm.weight"])
 
     index.write_text(json.dumps({"weight_map": weight_map | {names[0]: "b.safetensors"}}))
     with pytest.raises(CheckpointError, match=rf"b\.safetensors: {names[0]}"):
-        load_model(tmp_path, config, torch.float32, "cpu")
+        load_model(tmp_path, spec)
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"b\.safetensors: is missing"):
-        load_model(tmp_path, config, torch.float32, "cpu")
+        load_model(tmp_path, spec)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {}}'])
 def test_a_bad_index_is_named(tmp_path: Path, source: Any, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"index\.json"):
-        load_model(tmp_path, ModelConfig.from_dict(source.values), torch.float32, "cpu")
+        load_model(tmp_path, spec_of(source.values))
 
 
 def test_one_error_names_every_missing_extra_and_misshapen_tensor(
@@ -152,16 +157,18 @@ def test_a_truncated_file_is_named(tmp_path: Path, source: Any, kept: int) -> No
     whole = (source.path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is damaged or truncated"):
-        load_model(tmp_path, ModelConfig.from_dict(source.values), torch.float32, "cpu")
+        load_model(tmp_path, spec_of(source.values))
 
 
 def test_a_missing_file_is_named(tmp_path: Path, source: Any) -> None:
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is missing"):
-        load_model(tmp_path, ModelConfig.from_dict(source.values), torch.float32, "cpu")
+        load_model(tmp_path, spec_of(source.values))
 
 
 def mtp_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(shape) for name, shape, needed in mtp_shapes(config) if needed}
+    spec = ModelSpec(config=config, dtype=torch.float32, device=torch.device("meta"))
+    slots = MTPLayer(spec).slots()
+    return {slot.name: torch.zeros(slot.shape) for slot in slots if slot.is_required}
 
 
 def test_a_whole_mtp_layer_is_left_in_the_file(

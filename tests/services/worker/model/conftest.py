@@ -13,6 +13,7 @@ from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
 from services.worker.model.rope import RotaryTables
 from services.worker.model.slots import WeightSlot
+from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
 from services.worker.weights import load_model
 
@@ -102,7 +103,8 @@ def make_driver() -> Callable[..., Driver]:
         max_len: int = 512,
     ) -> Driver:
         config = ModelConfig.from_dir(checkpoint.path)
-        return Driver(load_model(checkpoint.path, config, dtype, "cpu"), num_sequences, max_len)
+        spec = ModelSpec(config=config, dtype=dtype, device=torch.device("cpu"))
+        return Driver(load_model(checkpoint.path, spec), num_sequences, max_len)
 
     return make
 
@@ -110,6 +112,12 @@ def make_driver() -> Callable[..., Driver]:
 @pytest.fixture
 def config(tiny_values: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(tiny_values)
+
+
+@pytest.fixture
+def spec(config: ModelConfig) -> ModelSpec:
+    """The tiny model in float32 on a CPU."""
+    return ModelSpec(config=config, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.fixture

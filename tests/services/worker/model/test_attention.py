@@ -7,8 +7,7 @@ import torch
 
 from services.worker.model.attention import SparseLatentAttention
 from services.worker.model.config import ModelConfig
-
-CPU = torch.device("cpu")
+from services.worker.model.spec import ModelSpec
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -47,12 +46,12 @@ def expanded(
 
 
 def test_absorbed_attention_equals_the_expanded_form(
-    config: ModelConfig,
+    spec: ModelSpec,
     fill: Callable[..., dict[str, torch.Tensor]],
     first_step: Callable[[int], Any],
 ) -> None:
-    attention = SparseLatentAttention(config, 0, torch.float32, CPU)
-    weights = fill(attention.slots(""))
+    attention = SparseLatentAttention(spec, 0, "")
+    config, weights = spec.config, fill(attention.slots())
     x = torch.randn(12, config.hidden_size, generator=torch.Generator().manual_seed(2))
     step, cache = first_step(12)
     output, _ = attention(x, step, cache, torch.empty(0))
@@ -61,13 +60,14 @@ def test_absorbed_attention_equals_the_expanded_form(
 
 
 def test_a_layer_without_indexer_uses_the_positions_it_is_given(
-    config: ModelConfig,
+    spec: ModelSpec,
     fill: Callable[..., dict[str, torch.Tensor]],
     first_step: Callable[[int], Any],
 ) -> None:
-    attention = SparseLatentAttention(config, 1, torch.float32, CPU)
+    attention = SparseLatentAttention(spec, 1, "")
+    config = spec.config
     assert attention.indexer is None
-    weights = fill(attention.slots(""))
+    weights = fill(attention.slots())
     assert not any("indexer" in name for name in weights)
     x = torch.randn(12, config.hidden_size, generator=torch.Generator().manual_seed(2))
     step, cache = first_step(12)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
+from services.worker.model.spec import ModelSpec
 
 NANO = Path(__file__).parents[4] / "models" / "glm-nano"
 LOGITS = 1e-4
@@ -242,7 +243,8 @@ def test_the_step_runs_on_meta_tensors(tiny_values: dict[str, Any]) -> None:
     from services.worker import kv_cache
 
     config = ModelConfig.from_dict(tiny_values)
-    decoder = Decoder.build(config, torch.bfloat16, "meta")
+    spec = ModelSpec(config=config, dtype=torch.bfloat16, device=torch.device("meta"))
+    decoder = Decoder.build(spec)
     caches = kv_cache.allocate(config, 4, torch.bfloat16, "meta")
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

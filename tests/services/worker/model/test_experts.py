@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.worker.model.config import ModelConfig
-from services.worker.model.experts import MixtureOfExperts
+from services.worker.model.experts import FloatExperts, MixtureOfExperts
+from services.worker.model.spec import ModelSpec
 
 
 def mlp(x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str) -> torch.Tensor:
@@ -19,14 +19,14 @@ def mlp(x: torch.Tensor, weights: dict[str, torch.Tensor], prefix: str) -> torch
 @pytest.mark.parametrize("num_shared", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_the_block_equals_a_sum_over_chosen_experts(
-    config: ModelConfig,
+    spec: ModelSpec,
     fill: Callable[..., dict[str, torch.Tensor]],
     num_shared: int,
     tokens: int,
 ) -> None:
-    config = replace(config, n_shared_experts=num_shared)
-    block = MixtureOfExperts(config, torch.float32, torch.device("cpu"))
-    weights = fill(block.slots(""))
+    config = replace(spec.config, n_shared_experts=num_shared)
+    block = MixtureOfExperts(replace(spec, config=config), "")
+    weights = fill(block.slots())
     x = torch.randn(tokens, config.hidden_size, generator=torch.Generator().manual_seed(4))
     scores = (x @ weights["gate.weight"].T).sigmoid()
     chosen = (scores + weights["gate.e_score_correction_bias"]).topk(2).indices
@@ -41,8 +41,9 @@ def test_the_block_equals_a_sum_over_chosen_experts(
     torch.testing.assert_close(block(x), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_router_is_float32_in_a_bfloat16_block(config: ModelConfig) -> None:
-    block = MixtureOfExperts(config, torch.bfloat16, torch.device("cpu"))
+def test_the_router_is_float32_in_a_bfloat16_block(spec: ModelSpec) -> None:
+    block = MixtureOfExperts(replace(spec, dtype=torch.bfloat16), "")
     assert block.gate.weight.dtype == torch.float32
     assert block.gate.e_score_correction_bias.dtype == torch.float32
-    assert block.w13.dtype == torch.bfloat16
+    assert isinstance(block.experts, FloatExperts)
+    assert block.experts.w13.dtype == torch.bfloat16

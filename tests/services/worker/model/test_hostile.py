@@ -53,11 +53,15 @@ def hostile(library):
 registry.cpu_kernels = hostile
 registry.register()
 from tests_driver import Driver
+import torch
 from services.worker.model.config import ModelConfig
+from services.worker.model.spec import ModelSpec
 from services.worker.weights import load_model
 
 path, tokens, target = sys.argv[1], [int(t) for t in sys.argv[2].split(",")], sys.argv[3]
-decoder = load_model(path, ModelConfig.from_dir(path), torch.float32, "cpu")
+config = ModelConfig.from_dir(path)
+spec = ModelSpec(config=config, dtype=torch.float32, device=torch.device("cpu"))
+decoder = load_model(path, spec)
 torch.save(Driver(decoder, 1, 256).run(tokens, [90, 91]), target)
 """
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from services.worker.model.config import ModelConfig
 from services.worker.model.indexer import Indexer
+from services.worker.model.spec import ModelSpec
 
 
 def rotate_first_half(x: torch.Tensor) -> torch.Tensor:
@@ -20,12 +20,12 @@ def rotate_first_half(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_keys_are_normed_rotated_and_cached_and_the_best_are_selected(
-    config: ModelConfig,
+    spec: ModelSpec,
     fill: Callable[..., dict[str, torch.Tensor]],
     first_step: Callable[[int], Any],
 ) -> None:
-    indexer = Indexer(config, torch.float32, torch.device("cpu"))
-    weights = fill(indexer.slots(""))
+    config, indexer = spec.config, Indexer(spec, "")
+    weights = fill(indexer.slots())
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(60, config.hidden_size, generator=generator)
     q_latent = torch.randn(60, config.q_lora_rank, generator=generator)

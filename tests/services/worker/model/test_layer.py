@@ -8,13 +8,14 @@ import torch
 from services.worker.model.config import ModelConfig
 from services.worker.model.experts import MixtureOfExperts
 from services.worker.model.layer import DecoderLayer
-from services.worker.model.linear import GatedMLP
+from services.worker.model.mlp import GatedMLP
+from services.worker.model.spec import ModelSpec
 
 
 @pytest.fixture
-def layer(config: ModelConfig) -> DecoderLayer:
+def layer(spec: ModelSpec) -> DecoderLayer:
     """A layer whose blocks scale their input, so that the wiring shows."""
-    layer: Any = DecoderLayer(config, 1, torch.float32, torch.device("cpu"))
+    layer: Any = DecoderLayer(spec, 1)
     layer.input_layernorm.weight.fill_(1.0)
     layer.post_attention_layernorm.weight.fill_(1.0)
     layer.self_attn = lambda x, _step, _cache, topk: (3 * x, topk + 1)
@@ -41,6 +42,6 @@ def test_output_and_residual_add_up_to_the_pre_norm_layer(
     assert (topk == 1).all()
 
 
-def test_dense_and_sparse_layers_follow_the_config(config: ModelConfig) -> None:
-    layers = [DecoderLayer(config, at, torch.float32, torch.device("meta")) for at in (0, 1, 4)]
+def test_dense_and_sparse_layers_follow_the_config(spec: ModelSpec) -> None:
+    layers = [DecoderLayer(spec, at) for at in (0, 1, 4)]
     assert [type(layer.mlp) for layer in layers] == [GatedMLP, MixtureOfExperts, MixtureOfExperts]
