@@ -39,6 +39,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
 _FLOAT32_ONLY = frozenset({"gating_top_k", "draw"})
 
 _NO_MEMORY = 1
+_WRONG_LAYOUT = 3
 _TYPES = {"i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
 _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -74,6 +75,8 @@ class Native:
         status = self._functions[name, dtype](*numbers, *pointers)
         if status == _NO_MEMORY:
             raise MemoryError(f"kernel {name} could not get its work space")
+        if status == _WRONG_LAYOUT:
+            raise ValueError(f"kernel {name}: a packed (NZ) weight was cut or copied")
         if status:
             raise ValueError(f"kernel {name}: an index or a length lies outside its tensor")
 

@@ -29,8 +29,15 @@ _X86 = frozenset({"x86_64"})
 VARIANTS = (
     Variant(
         name="avx512bf16",
-        options=("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
-        flags=frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}),
+        options=(
+            "-march=x86-64-v4",
+            "-mavx512bf16",
+            "-mavx512vnni",
+            "-mprefer-vector-width=512",
+        ),
+        flags=frozenset(
+            {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
+        ),
         machines=_X86,
     ),
     Variant(

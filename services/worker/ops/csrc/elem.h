@@ -20,7 +20,7 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-enum { OK = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2 };
+enum { OK = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2, WRONG_LAYOUT = 3 };
 
 /* Below this many elements (about 30 us) a kernel stays on one thread: waking another costs more. */
 enum { PARALLEL_ELEMENTS = 1 << 17 };

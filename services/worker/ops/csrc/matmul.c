@@ -4,20 +4,11 @@
  * it: results do not depend on the batch.
  */
 #include "pairs.h"
+#include "repeat.h"
 
 enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, CHUNK = 64, PARALLEL_PRODUCTS = 1 << 20 };
 
-/* One function per number of rows, with each row's sums in variables of their own: as elements of
- * an array the compiler writes them back to memory in every turn of the loop. */
-#define REPEAT_1(M) M(0)
-#define REPEAT_2(M) REPEAT_1(M) M(1)
-#define REPEAT_3(M) REPEAT_2(M) M(2)
-#define REPEAT_4(M) REPEAT_3(M) M(3)
-#define REPEAT_5(M) REPEAT_4(M) M(4)
-#define REPEAT_6(M) REPEAT_5(M) M(5)
-#define REPEAT_7(M) REPEAT_6(M) M(6)
-#define REPEAT_8(M) REPEAT_7(M) M(7)
-
+/* One function per number of rows, with the sums of each row in variables of their own. */
 #define TILE_ARGUMENTS \
     const elem_t *x, int64_t x_stride, const elem_t *w, int64_t w_stride, int64_t inner, \
         int64_t columns, elem_t *y, int64_t y_stride
