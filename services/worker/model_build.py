@@ -20,7 +20,8 @@ from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
-from services.worker.load_progress import shown_progress
+from services.worker.loading.load import load_model
+from services.worker.loading.progress import shown_progress
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
@@ -30,7 +31,6 @@ from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
 from services.worker.quant.scheme import QuantDescription
 from services.worker.settings import WorkerSettings
-from services.worker.weights import load_model
 from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
 
@@ -65,7 +65,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         quantization=QuantDescription.from_dir(path),
     )
     with shown_progress(path.name, Console(stderr=True)) as show:
-        decoder = load_model(path, spec, show)
+        decoder = load_model(path, spec, progress=show)
     with _guarded(device):
         num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
         caches = allocate(config, num_blocks, dtype, device)

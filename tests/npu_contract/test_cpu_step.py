@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from services.worker import kv_cache, weights
+from services.worker import kv_cache
+from services.worker.loading.load import load_model
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
@@ -18,7 +19,7 @@ NUM_TOKENS = 150  # more than index_topk: some rows need a selection
 def nano() -> Decoder:
     config = ModelConfig.from_dir(NANO)
     spec = ModelSpec(config=config, dtype=torch.float32, device=torch.device("cpu"))
-    return weights.load_model(NANO, spec)
+    return load_model(NANO, spec)
 
 
 def run_chunk(

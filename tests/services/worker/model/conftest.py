@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.worker import kv_cache
+from services.worker.loading.load import load_model
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
@@ -15,7 +16,6 @@ from services.worker.model.rope import RotaryTables
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
-from services.worker.weights import load_model
 
 
 class Driver:

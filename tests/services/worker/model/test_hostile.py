@@ -56,7 +56,7 @@ from tests_driver import Driver
 import torch
 from services.worker.model.config import ModelConfig
 from services.worker.model.spec import ModelSpec
-from services.worker.weights import load_model
+from services.worker.loading.load import load_model
 
 path, tokens, target = sys.argv[1], [int(t) for t in sys.argv[2].split(",")], sys.argv[3]
 config = ModelConfig.from_dir(path)

@@ -1,6 +1,7 @@
 """Loading: every tensor lands where it belongs, and every fault is named."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.worker.loading.load import load_model
+from services.worker.loading.progress import LoadProgress
 from services.worker.model.config import ModelConfig
 from services.worker.model.mtp import MTPLayer
 from services.worker.model.spec import ModelSpec
-from services.worker.weights import LoadProgress, load_model
 from shared.errors import CheckpointError
 
 WEIGHT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -47,8 +49,8 @@ def load(
 
 def test_progress_counts_every_tensor_and_byte(source: Any) -> None:
     seen: list[LoadProgress] = []
-    load_model(source.path, spec_of(source.values), seen.append)
-    assert [progress.num_tensors for progress in seen] == list(range(1, len(seen) + 1))
+    load_model(source.path, spec_of(source.values), progress=seen.append)
+    assert [progress.num_tensors for progress in seen] == list(range(len(seen)))
     assert seen[-1].num_tensors == seen[-1].total_tensors
     assert seen[-1].num_bytes == seen[-1].total_bytes
     header = 200_000  # names and offsets
@@ -126,13 +128,41 @@ def test_one_error_names_every_missing_extra_and_misshapen_tensor(
     assert "model.safetensors" in text
 
 
-def test_indexer_tensors_of_a_shared_layer_are_extra(
-    tmp_path: Path, source: Any, tensors: dict[str, torch.Tensor]
+def test_tensors_that_no_model_is_made_of_are_left_with_a_line_each(
+    tmp_path: Path, source: Any, tensors: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = "model.layers.1.self_attn.indexer.wk.weight"
-    tensors[name] = torch.zeros(128, 64)
+    shared, full = "model.layers.1.self_attn.indexer.", "model.layers.0.self_attn.indexer."
+    extra = {
+        f"{shared}wk.weight": torch.zeros(128, 64),
+        f"{shared}k_norm.bias": torch.zeros(128),
+        f"{full}q_rot": torch.eye(128),
+        "rot.weight": torch.eye(64),
+    }
+    with caplog.at_level(logging.INFO):
+        decoder = load(tmp_path, source, tensors | extra)
+    assert decoder.layers[1].self_attn.indexer is None
+    said = [line for line in caplog.messages if line.startswith("left")]
+    assert said == [
+        "left 1 tensors unread: rotations of the index heads",
+        "left 2 tensors unread: indexers of layers that share another's selection",
+        "left 1 tensors unread: the rotation of drafts",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.indexer.wz.weight",
+        "model.layers.4.self_attn.indexer.wk.weight",
+        "model.layers.1.self_attn.indexers.wk.weight",
+        "rotary.weight",
+    ],
+)
+def test_what_only_resembles_those_is_extra(
+    tmp_path: Path, source: Any, tensors: dict[str, torch.Tensor], name: str
+) -> None:
     with pytest.raises(CheckpointError, match=f"{name}: is not part"):
-        load(tmp_path, source, tensors)
+        load(tmp_path, source, tensors | {name: torch.zeros(1)})
 
 
 def test_a_wrong_type_is_named(
@@ -152,11 +182,19 @@ def test_a_value_that_is_not_finite_is_named(
         load(tmp_path, source, tensors)
 
 
-@pytest.mark.parametrize("kept", [0, 4, 1000, -100])
-def test_a_truncated_file_is_named(tmp_path: Path, source: Any, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (0, "is empty"),
+        (4, "is truncated: has 4 bytes"),
+        (1000, r"is truncated: header of \d+ bytes in a file of 1000"),
+        (-100, r"model\.norm\.weight: is truncated: ends at byte \d+ of a file of \d+"),
+    ],
+)
+def test_a_truncated_file_is_named(tmp_path: Path, source: Any, kept: int, reason: str) -> None:
     whole = (source.path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:kept])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: is damaged or truncated"):
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: {reason}"):
         load_model(tmp_path, spec_of(source.values))
 
 

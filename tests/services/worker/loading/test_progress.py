@@ -4,8 +4,12 @@ import logging
 import pytest
 from rich.console import Console
 
-from services.worker.load_progress import LOG_EVERY_S, LoggedProgress, shown_progress
-from services.worker.weights import LoadProgress
+from services.worker.loading.progress import (
+    LOG_EVERY_S,
+    LoadProgress,
+    LoggedProgress,
+    shown_progress,
+)
 
 
 def report(share: float) -> LoadProgress:
