@@ -16,45 +16,11 @@ from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.metadata import StepMetadata
 from tools.npu_contract.environment import ROOT
 
-GLM_5_2: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "glm_moe_dsa",
-        "dtype": "bfloat16",
-        "vocab_size": 154880,
-        "hidden_size": 6144,
-        "intermediate_size": 12288,
-        "moe_intermediate_size": 2048,
-        # 8 of 78 layers: dense and full, sparse and shared, sparse and full are all among them.
-        "num_hidden_layers": 8,
-        "num_nextn_predict_layers": 1,
-        "first_k_dense_replace": 3,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
-        "num_attention_heads": 64,
-        "q_lora_rank": 2048,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 256,
-        "index_n_heads": 32,
-        "index_head_dim": 128,
-        "index_topk": 2048,
-        "index_topk_freq": 4,
-        "index_skip_topk_offset": 3,
-        "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
-        "max_position_embeddings": 1048576,
-        "rms_norm_eps": 1e-5,
-    }
-)
-"""Sizes of the published model."""
+_CUT_LAYERS = 8
+"""Of 78: dense and full, sparse and shared, sparse and full are all among them."""
 
-BENCHMARK: Mapping[str, Any] = MappingProxyType(
+_BENCHMARK: Mapping[str, Any] = MappingProxyType(
     {
-        **GLM_5_2,
         "vocab_size": 2112,
         "hidden_size": 192,
         "intermediate_size": 512,
@@ -75,18 +41,31 @@ BENCHMARK: Mapping[str, Any] = MappingProxyType(
         "max_position_embeddings": 8192,
     }
 )
-"""Sizes of the serving race (`benchmarks/random_model.py`)."""
+"""Sizes of the serving race (`benchmarks/random_model.py`) that are not GLM-5.2's."""
+
+
+def _read_config(model: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((ROOT / "models" / model / "config.json").read_text())
+    return values
+
+
+def cut_glm_5_2() -> dict[str, Any]:
+    """The published sizes with fewer layers; their kinds follow from the frequencies."""
+    values = _read_config("glm-5.2") | {"num_hidden_layers": _CUT_LAYERS}
+    for name in ("indexer_types", "mlp_layer_types", "num_key_value_heads"):
+        del values[name]
+    return values
 
 
 def model_configs() -> dict[str, ModelConfig]:
     """Every model by the name of its case; the last two have the heads of one rank of TP8, TP16."""
-    nano = json.loads((ROOT / "models" / "glm-nano" / "config.json").read_text())
+    cut = cut_glm_5_2()
     cases: dict[str, Mapping[str, Any]] = {
-        "glm-nano": nano,
-        "benchmark": BENCHMARK,
-        "glm-5.2": GLM_5_2,
-        "glm-5.2 TP8 heads": {**GLM_5_2, "num_attention_heads": 8},
-        "glm-5.2 TP16 heads": {**GLM_5_2, "num_attention_heads": 4},
+        "glm-nano": _read_config("glm-nano"),
+        "benchmark": {**cut, **_BENCHMARK},
+        "glm-5.2": cut,
+        "glm-5.2 TP8 heads": {**cut, "num_attention_heads": 8},
+        "glm-5.2 TP16 heads": {**cut, "num_attention_heads": 4},
     }
     return {name: ModelConfig.from_dict(values) for name, values in cases.items()}
 

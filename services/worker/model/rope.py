@@ -16,6 +16,11 @@ class RotaryTables:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        if device.type == "meta":
+            # No numbers to compute: those of a million positions take longer than all layers.
+            shape = (max_positions, dim)
+            self._cos, self._sin = (torch.empty(shape, dtype=dtype, device=device) for _ in "cs")
+            return
         exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         frequencies = 1.0 / (theta**exponents)
         # Angles in float32 on the host: positions below 2**24 are exact there.

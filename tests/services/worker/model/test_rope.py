@@ -30,3 +30,20 @@ def test_the_last_position_of_a_long_context_has_its_own_angles() -> None:
     exact = torch.tensor([8190.0, 8191.0], dtype=torch.float64).cos()
     torch.testing.assert_close(cos[:, 0, 0, 0].double(), exact, atol=1e-3, rtol=0)
     assert cos[0, 0, 0, 0] != cos[1, 0, 0, 0]
+
+
+def test_a_model_without_storage_has_tables_of_the_same_shape_and_type() -> None:
+    def made(device: str) -> RotaryTables:
+        return RotaryTables(
+            dim=64,
+            theta=10000.0,
+            max_positions=100,
+            dtype=torch.bfloat16,
+            device=torch.device(device),
+        )
+
+    kept, absent = made("cpu"), made("meta")
+    for name in ("_cos", "_sin"):
+        one, other = getattr(kept, name), getattr(absent, name)
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert other.is_meta
