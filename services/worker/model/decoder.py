@@ -10,6 +10,7 @@ from services.worker.kv_cache import KVCaches
 from services.worker.model.layer import DecoderLayer
 from services.worker.model.linear import Linear
 from services.worker.model.metadata import StepMetadata
+from services.worker.model.mtp import MTPLayer
 from services.worker.model.norm import RMSNorm
 from services.worker.model.projections import check_is_float
 from services.worker.model.rope import RotaryTables
@@ -60,7 +61,9 @@ class Decoder:
         self.config = config
         self.dtype = spec.dtype
         self.device = spec.device
-        self.embed_tokens = Embedding(spec, _EMBEDDINGS) if placement.is_first_stage() else None
+        has_mtp = spec.has_mtp and placement.is_last_stage(config)
+        has_embeddings = has_mtp or placement.is_first_stage()
+        self.embed_tokens = Embedding(spec, _EMBEDDINGS) if has_embeddings else None
         self.layers = [DecoderLayer(spec, layer) for layer in placement.layers(config)]
         self.norm: RMSNorm | None = None
         self.lm_head: Linear | None = None
@@ -71,6 +74,7 @@ class Decoder:
             parts = {name: config.vocab_size}
             shards = Shards.cut(placement, "", parts, config.hidden_size, Cut.OUTPUTS)
             self.lm_head = Linear(shards, spec.dtype, spec.device)
+        self.mtp = MTPLayer(spec) if has_mtp else None
         self.rotary = RotaryTables(
             dim=config.qk_rope_head_dim,
             theta=config.rope_theta,
@@ -114,6 +118,38 @@ class Decoder:
         assert self.lm_head is not None
         return self.lm_head(hidden).float()
 
+    @torch.inference_mode()
+    def draft(
+        self, token_ids: Tensor, hidden: Tensor, step: StepMetadata, caches: KVCaches
+    ) -> Tensor:
+        """Run the MTP layer over some positions of a step.
+
+        Args:
+            token_ids: [T] the token behind each position.
+            hidden: [T, E] what `forward` or this method returned for each position.
+            step: Where the positions belong.
+            caches: KV caches; those of the MTP layer are written.
+
+        Returns:
+            [T, E] for `compute_draft_logits`, and for this method at the positions behind these.
+        """
+        assert token_ids.shape == (step.num_tokens,)
+        assert self.embed_tokens is not None
+        assert self.mtp is not None
+        embedded = self.embed_tokens(token_ids)
+        # As the layer was trained: at position 0 it sees the hidden state alone.
+        embedded = embedded.masked_fill(step.positions[:, None] == 0, 0)
+        inputs = StepInputs.prepare(step, self.rotary)
+        return self.mtp(embedded, hidden, inputs, caches.layers[len(self.layers)])
+
+    @torch.inference_mode()
+    def compute_draft_logits(self, hidden: Tensor) -> Tensor:
+        """[S, E] results of `draft` -> [S, V] float32 logits."""
+        assert self.mtp is not None
+        head = self.mtp.shared_head or self.lm_head
+        assert head is not None
+        return head(hidden).float()
+
     def slots(self) -> Iterator[WeightSlot]:
         """Every checkpoint tensor this rank takes."""
         embeddings = {} if self.embed_tokens is None else self._by_name(self.embed_tokens.slots())
@@ -126,6 +162,8 @@ class Decoder:
         if self.norm is not None:
             yield plain_slot("model.norm.weight", self.norm.weight)
         yield from head.values()
+        if self.mtp is not None:
+            yield from self.mtp.slots()
 
     @staticmethod
     def _by_name(slots: Iterator[WeightSlot]) -> dict[str, WeightSlot]:
@@ -135,3 +173,5 @@ class Decoder:
         """Bring loaded weights into the form that operators want; call once, when all are in."""
         for layer in self.layers:
             layer.finish_loading()
+        if self.mtp is not None:
+            self.mtp.finish_loading()

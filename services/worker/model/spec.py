@@ -23,5 +23,7 @@ class ModelSpec:
     placement: Placement = WHOLE
     quantization: QuantDescription = field(default_factory=QuantDescription)
     cache: CacheFormat = field(default_factory=CacheFormat)
+    has_mtp: bool = False
+    """Whether the MTP layer is part of it, on the stage that has the head."""
     weight_nz_mode: int = 1
     """Weights kept in the device's blocked layout: 0 none, 1 quantized ones, 2 all that can be."""

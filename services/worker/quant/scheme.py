@@ -38,6 +38,8 @@ class QuantDescription:
     """The file, for messages; empty for a checkpoint without one, whose weights are all float."""
     types: Mapping[str, str] = field(default_factory=dict)
     """Tensor name -> type."""
+    is_rot_used: bool = False
+    """Whether hidden states are rotated; the MTP layer then needs `rot.weight` and its own head."""
 
     @property
     def is_quantized(self) -> bool:
@@ -97,4 +99,4 @@ class QuantDescription:
         types = {name: kind for name, kind in values.items() if isinstance(kind, str)}
         alias = ".shared_head."
         types |= {n.replace(alias, "."): kind for n, kind in types.items() if alias in n}
-        return cls(source=source, types=types)
+        return cls(source=source, types=types, is_rot_used=values.get("is_rot_used") is True)

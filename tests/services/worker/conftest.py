@@ -60,11 +60,15 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class OracleCheckpoint:
-    """A transformers model and the directory that holds its weights in the release's layout."""
+    """A transformers model and the directory that holds its weights in the release's layout.
+
+    `mtp` is a model of one layer and a norm: what the MTP layer does to its input.
+    """
 
     model: Any
     path: Path
     values: dict[str, Any]
+    mtp: Any = None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,10 +90,15 @@ def make_checkpoint(
     def make(*, seed: int = 0, **changes: object) -> OracleCheckpoint:
         values = TINY | changes
         values["num_key_value_heads"] = values["num_attention_heads"]
-        model = _oracle(values, seed)
+        model, mtp = _oracle(values, seed), None
+        tensors = release_tensors(model)
+        if values["num_nextn_predict_layers"]:
+            one = {"num_hidden_layers": 1, "indexer_types": ["full"], "first_k_dense_replace": 0}
+            mtp = _oracle(values | one, seed + 1)
+            tensors |= _mtp_tensors(mtp, values, seed)
         path = tmp_path_factory.mktemp("checkpoint")
-        write_checkpoint(path, values, release_tensors(model))
-        return OracleCheckpoint(model=model, path=path, values=values)
+        write_checkpoint(path, values, tensors)
+        return OracleCheckpoint(model=model, path=path, values=values, mtp=mtp)
 
     return make
 
@@ -134,6 +143,25 @@ def release_tensors(model: Any) -> dict[str, Tensor]:
                 tensors[f"{base}up_proj.weight"] = up.clone()
             else:
                 tensors[f"{base}down_proj.weight"] = matrix.clone()
+    return tensors
+
+
+def _mtp_tensors(mtp: Any, values: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """The one layer and its norm under the names of the MTP layer, with the joints around it."""
+    prefix = f"model.layers.{values['num_hidden_layers']}."
+    tensors = {
+        name.replace("model.layers.0.", prefix): tensor
+        for name, tensor in release_tensors(mtp).items()
+        if name.startswith("model.layers.")
+    }
+    tensors[f"{prefix}shared_head.norm.weight"] = mtp.model.norm.weight.detach().clone()
+    hidden = values["hidden_size"]
+    generator = torch.Generator().manual_seed(seed + 2)
+    shapes = {"enorm": (hidden,), "hnorm": (hidden,), "eh_proj": (hidden, 2 * hidden)}
+    for name, shape in shapes.items():
+        kind = name.replace("norm", "layernorm") + ".weight"
+        weight = _random_weight(kind, torch.empty(shape), generator)
+        tensors[f"{prefix}{name}.weight"] = weight
     return tensors
 
 

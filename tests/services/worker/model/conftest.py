@@ -25,7 +25,13 @@ class Driver:
         self.decoder = decoder
         self.per_sequence = -(-max_len // 128)
         num_blocks = 1 + num_sequences * self.per_sequence
-        self.caches = kv_cache.allocate(decoder.config, num_blocks, decoder.dtype, decoder.device)
+        self.caches = kv_cache.allocate(
+            decoder.config,
+            num_blocks,
+            decoder.dtype,
+            decoder.device,
+            with_mtp=decoder.mtp is not None,
+        )
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(num_blocks - 1, generator=generator) + 1
         self.table = order.view(num_sequences, self.per_sequence).to(torch.int32)
@@ -101,9 +107,11 @@ def make_driver() -> Callable[..., Driver]:
         dtype: torch.dtype = torch.float32,
         num_sequences: int = 1,
         max_len: int = 512,
+        has_mtp: bool = False,
     ) -> Driver:
         config = ModelConfig.from_dir(checkpoint.path)
-        spec = ModelSpec(config=config, dtype=dtype, device=torch.device("cpu"))
+        device = torch.device("cpu")
+        spec = ModelSpec(config=config, dtype=dtype, device=device, has_mtp=has_mtp)
         return Driver(load_model(checkpoint.path, spec), num_sequences, max_len)
 
     return make
