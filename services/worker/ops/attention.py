@@ -76,7 +76,10 @@ def sparse_flash_attention(
     """
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
     require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
-    _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
+    require_modes(
+        _ATTENTION, layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size
+    )
+    _check_unused(unused)
     output = torch.zeros(query.shape, dtype=query.dtype)
     tiles = row_tiles(
         actual_seq_lengths_query, actual_seq_lengths_kv, block_table, key.shape[1],
@@ -84,15 +87,15 @@ def sparse_flash_attention(
     )  # fmt: skip
     for tile in tiles:
         rows = slice(tile.first, tile.last)
-        is_chosen = _chosen(sparse_indices[rows, 0], tile.limits, tile.num_keys)
+        is_chosen = chosen_positions(sparse_indices[rows, 0], tile.limits, tile.num_keys)
         latent, rope = gather_rows(key, tile), gather_rows(key_rope, tile)
-        output[rows] = _attend(
+        output[rows] = attend_rows(
             query[rows].float(), query_rope[rows].float(), latent, rope, is_chosen, scale_value
         ).to(query.dtype)
     return output, torch.empty(0), torch.empty(0)
 
 
-def _attend(
+def attend_rows(
     query: Tensor,
     query_rope: Tensor,
     latent: Tensor,
@@ -109,7 +112,7 @@ def _attend(
     return torch.einsum("ths,sc->thc", weights, latent)
 
 
-def _chosen(indices: Tensor, limits: Tensor, num_keys: int) -> Tensor:
+def chosen_positions(indices: Tensor, limits: Tensor, num_keys: int) -> Tensor:
     """[rows, num_keys] whether a row attends to a position."""
     before_end = (indices < 0).cumsum(-1) == 0
     within = torch.arange(indices.shape[1]) < limits[:, None]
@@ -141,7 +144,10 @@ def _native_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
     require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
-    _check_modes(layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size, unused)
+    require_modes(
+        _ATTENTION, layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size
+    )
+    _check_unused(unused)
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, _LATENT)
     native.call(
@@ -234,19 +240,23 @@ def _check_attention(
     require_same_float(_ATTENTION, query, key, query_rope, key_rope)
 
 
-def _check_modes(
+def require_modes(
+    operator: str,
     layout_query: str,
     layout_kv: str,
     sparse_mode: int,
     attention_mode: int,
     sparse_block_size: int,
-    unused: dict[str, object],
 ) -> None:
-    require(layout_query == "TND", _ATTENTION, "layout_query {!r} must be 'TND'", layout_query)
-    require(layout_kv == "PA_BSND", _ATTENTION, "layout_kv {!r} must be 'PA_BSND'", layout_kv)
-    require(sparse_mode in {0, _CAUSAL}, _ATTENTION, "sparse_mode {} must be 0 or 3", sparse_mode)
-    require(attention_mode == _MLA_ABSORB, _ATTENTION, "attention_mode must be 2")
-    require(sparse_block_size == 1, _ATTENTION, "sparse_block_size must be 1")
+    """The one layout and the modes that attention over a paged latent cache has here."""
+    require(layout_query == "TND", operator, "layout_query {!r} must be 'TND'", layout_query)
+    require(layout_kv == "PA_BSND", operator, "layout_kv {!r} must be 'PA_BSND'", layout_kv)
+    require(sparse_mode in {0, _CAUSAL}, operator, "sparse_mode {} must be 0 or 3", sparse_mode)
+    require(attention_mode == _MLA_ABSORB, operator, "attention_mode must be 2")
+    require(sparse_block_size == 1, operator, "sparse_block_size must be 1")
+
+
+def _check_unused(unused: dict[str, object]) -> None:
     require(not unused.get("return_softmax_lse"), _ATTENTION, "no LSE with a paged cache")
     require(unused.get("sinks") is None, _ATTENTION, "sinks are not supported")
 

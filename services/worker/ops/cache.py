@@ -9,10 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.ops.checks import require, require_contiguous, require_same_float
+from services.worker.ops.checks import FLOATS, require, require_contiguous, require_same_float
 from services.worker.ops.native import Native
 from services.worker.ops.norm import rms_norm
 from services.worker.ops.rope import ROPE_DIM, rotate_pairs
+
+# Rows of plain caches; packed rows and 8-bit keys; scales of the keys.
+_ROW_TYPES = (*FLOATS, torch.int8, torch.float16)
 
 
 def kv_rmsnorm_rope_cache(
@@ -111,8 +114,9 @@ def _native_scatter(native: Native, input: Tensor, indices: Tensor, updates: Ten
         indices = indices.to(torch.int64)
     if updates.stride(1) != 1:
         updates = updates.contiguous()
-    numbers = (updates.shape[0], width, updates.stride(0), rows)
-    native.call("scatter_rows", input.dtype, numbers, indices.contiguous(), updates, input)
+    size = input.element_size()
+    numbers = (updates.shape[0], width * size, updates.stride(0) * size, rows)
+    native.call("scatter_rows", torch.float32, numbers, indices.contiguous(), updates, input)
     return input
 
 
@@ -150,7 +154,9 @@ def _check_scatter(input: Tensor, indices: Tensor, updates: Tensor) -> None:
     require(indices.dtype in {torch.int32, torch.int64}, name, "indices must be int32 or int64")
     require(updates.shape == (indices.shape[0], input.shape[1]), name, "updates must be [T, N]")
     require_contiguous(name, input)
-    require_same_float(name, input, updates)
+    is_same = input.dtype is updates.dtype
+    require(is_same, name, "updates must be {} as input is", input.dtype)
+    require(input.dtype in _ROW_TYPES, name, "rows of {} are not written", input.dtype)
 
 
 def kernels(native: Native | None) -> dict[str, Callable[..., object]]:

@@ -18,11 +18,13 @@ from torch import FunctionSchema, Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.worker.ops.rules import attention, dense, moe
+from services.worker.ops.rules import attention, attention_quant, dense, moe
 from services.worker.ops.rules.rule import Arguments, Rules
 from shared.errors import ConfigError
 
-RULES: Rules = MappingProxyType({**attention.RULES, **dense.RULES, **moe.RULES})
+RULES: Rules = MappingProxyType(
+    {**attention.RULES, **attention_quant.RULES, **dense.RULES, **moe.RULES}
+)
 
 
 def find_violation(name: str, arguments: Arguments) -> str:

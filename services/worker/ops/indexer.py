@@ -68,22 +68,34 @@ def lightning_indexer(
     )
     for tile in tiles:
         rows = slice(tile.first, tile.last)
-        selected = _select(query[rows], key, weights[rows], tile, sparse_count)
+        score = functools.partial(_score, query[rows], key, weights[rows], tile)
+        selected = rank_positions(score, tile, sparse_count)
         positions[rows, 0, : selected.shape[1]] = selected
     return positions, query.new_empty(0)
 
 
-def _select(
-    query: Tensor, key: Tensor, weights: Tensor, tile: RowTile, sparse_count: int
-) -> Tensor:
-    """Positions [rows, <= K] of one tile in ascending order, -1 behind them."""
-    every = torch.arange(tile.num_keys, dtype=torch.int32).expand(query.shape[0], -1)
+def _score(query: Tensor, key: Tensor, weights: Tensor, tile: RowTile) -> Tensor:
+    """Scores [rows, num_keys] of one tile, float32."""
+    products = torch.relu(torch.einsum("thd,sd->ths", query.float(), gather_rows(key, tile)))
+    return torch.einsum("th,ths->ts", weights.float(), products)
+
+
+def rank_positions(score: Callable[[], Tensor], tile: RowTile, sparse_count: int) -> Tensor:
+    """The best positions of each row of a tile.
+
+    Args:
+        score: Gives [rows, num_keys]; called only where not every position is selected.
+        tile: Rows of one sequence.
+        sparse_count: K.
+
+    Returns:
+        [rows, <= K] int32 in ascending order, -1 behind them.
+    """
+    every = torch.arange(tile.num_keys, dtype=torch.int32).expand(len(tile.limits), -1)
     is_visible = every < tile.limits[:, None]
     if tile.num_keys <= sparse_count:
         return torch.where(is_visible, every, NO_POSITION)
-    products = torch.relu(torch.einsum("thd,sd->ths", query.float(), gather_rows(key, tile)))
-    scores = torch.einsum("th,ths->ts", weights.float(), products)
-    scores = scores.masked_fill(~is_visible, float("-inf"))
+    scores = score().masked_fill(~is_visible, float("-inf"))
     ranked = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :sparse_count]
     # Invisible positions may fill the tail of a short row; they sort behind every visible one.
     ranked = torch.where(ranked < tile.limits[:, None], ranked, tile.num_keys).sort(-1).values

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from services.worker.ops import meta_c8
+
 _META = torch.device("meta")
 
 
@@ -107,6 +109,7 @@ def _transpose_batchmatmul(
 def kernels() -> dict[str, Callable[..., object]]:
     """Shape function of each operator."""
     return {
+        **meta_c8.kernels(),
         "npu_add_rms_norm": _add_rms_norm,
         "npu_grouped_matmul": _grouped_matmul,
         "npu_interleave_rope": _interleave_rope,

@@ -24,6 +24,9 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "scatter_rows": "iiiippp",
         "lightning_indexer": "iiiiiiippppppp",
         "sparse_attention": "iiiiiiifppppppppp",
+        "packed_attention": "iiiiiiifppppppp",
+        "quant_lightning_indexer": "iiiiiippppppppp",
+        "block_quant": "iiippp",
         "gating_top_k": "iiiiiffpppp",
         "init_routing": "iiiiippppp",
         "grouped_matmul": "iiiiipppp",
@@ -35,8 +38,8 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
 )
 """Arguments of each C function, numbers before tensors: i int64, f double, p pointer."""
 
-# Router scores and logits are float32 in every model.
-_FLOAT32_ONLY = frozenset({"gating_top_k", "draw"})
+# Router scores and logits are float32 in every model; int8 keys and whole rows have no float type.
+_FLOAT32_ONLY = frozenset({"gating_top_k", "draw", "quant_lightning_indexer", "scatter_rows"})
 
 _NO_MEMORY = 1
 _WRONG_LAYOUT = 3

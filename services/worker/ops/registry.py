@@ -11,14 +11,37 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from services.worker.ops import attention, cache, dense, indexer, meta, moe, native, norm, rope
+from services.worker.ops import (
+    attention,
+    attention_quant,
+    cache,
+    cache_quant,
+    dense,
+    indexer,
+    indexer_quant,
+    meta,
+    moe,
+    native,
+    norm,
+    rope,
+)
 from services.worker.ops.schemas import SCHEMAS, TORCH_NPU_VERSION
 from shared.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 _NAMESPACE = "npu"
 _OWN_NAMESPACE = "glm"
-_FAMILIES = (attention, cache, indexer, moe, norm, rope)
+_FAMILIES = (
+    attention,
+    attention_quant,
+    cache,
+    cache_quant,
+    indexer,
+    indexer_quant,
+    moe,
+    norm,
+    rope,
+)
 
 Kernel = Callable[..., object]
 

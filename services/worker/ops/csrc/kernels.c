@@ -4,6 +4,9 @@
 #include "matmul.c"
 #include "indexer.c"
 #include "attention.c"
-#ifndef ELEM_BF16 /* logits are float32 in every model */
+#include "attention_quant.c"
+#include "cache_quant.c"
+#ifndef ELEM_BF16 /* the same for every element type: logits are float32, keys int8 */
+#include "indexer_quant.c"
 #include "draw.c"
 #endif

@@ -4,18 +4,31 @@
 
 #include "elem.h"
 
-/* q = x / scale to the nearest (half to even), with the scale that makes the largest 127. */
-static float quantize_row(const elem_t *x, int64_t width, int8_t *q) {
-    float largest = 0.0f;
+/* The largest size in a row; NaN if one is NaN, since as bits a NaN is the largest of all. */
+ALWAYS_INLINE float largest_size(const elem_t *x, int64_t width) {
+    int32_t largest = 0;
 #pragma omp simd reduction(max : largest)
     for (int64_t i = 0; i < width; i++) {
-        float size = fabsf(to_float(x[i]));
-        largest = size > largest ? size : largest;
+        union { float value; int32_t bits; } size = {.value = fabsf(to_float(x[i]))};
+        largest = size.bits > largest ? size.bits : largest;
     }
-    float scale = largest / 127.0f;
-    float divisor = scale > 0.0f ? scale : 1.0f;
+    union { int32_t bits; float value; } wide = {.bits = largest};
+    return wide.value;
+}
+
+/* q = x / scale to the nearest (half to even), with the scale that makes the largest 127. Zeros
+ * have scale 0; a row with a NaN or an infinity is zeros under a scale that says so. */
+static float quantize_row(const elem_t *x, int64_t width, int8_t *q) {
+    float scale = largest_size(x, width) / 127.0f;
+    if (!(scale > 0.0f && scale < INFINITY)) {
+        memset(q, 0, (size_t)width);
+        return scale;
+    }
 #pragma omp simd
-    for (int64_t i = 0; i < width; i++) q[i] = (int8_t)(int32_t)rintf(to_float(x[i]) / divisor);
+    for (int64_t i = 0; i < width; i++) {
+        float rounded = (to_float(x[i]) / scale + 12582912.0f) - 12582912.0f; /* as fast_exp does */
+        q[i] = (int8_t)(int32_t)rounded;
+    }
     return scale;
 }
 

@@ -126,16 +126,18 @@ int KERNEL(kv_rmsnorm_rope_cache)(int64_t tokens, int64_t width, int64_t stride,
     return OK;
 }
 
-int KERNEL(scatter_rows)(int64_t tokens, int64_t width, int64_t stride, int64_t num_slots,
-                         const int64_t *slots, const elem_t *updates, elem_t *cache) {
+#ifndef ELEM_BF16 /* rows of bytes: the same for every element type */
+int KERNEL(scatter_rows)(int64_t tokens, int64_t row_bytes, int64_t stride_bytes, int64_t num_slots,
+                         const int64_t *slots, const char *updates, char *cache) {
     for (int64_t token = 0; token < tokens; token++)
         if (slots[token] >= num_slots) return OUT_OF_RANGE;
     for (int64_t token = 0; token < tokens; token++)
         if (slots[token] >= 0)
-            memcpy(cache + slots[token] * width, updates + token * stride,
-                   (size_t)width * sizeof(elem_t));
+            memcpy(cache + slots[token] * row_bytes, updates + token * stride_bytes,
+                   (size_t)row_bytes);
     return OK;
 }
+#endif
 
 typedef struct {
     int64_t width;

@@ -1,4 +1,4 @@
-"""Demands of the attention family: cache write, indexer, sparse attention."""
+"""Demands of the attention family on plain caches: cache write, indexer, sparse attention."""
 
 from types import MappingProxyType
 

@@ -2,7 +2,9 @@
 
 from types import MappingProxyType
 
-from services.worker.ops.form import INDEX, WIDE, Form, Sizes
+import torch
+
+from services.worker.ops.form import INDEX, INT8, WIDE, Form, Sizes
 from services.worker.ops.rules.rule import INNER_LIMIT, Arguments, Rule, Rules
 
 _BY_HEAD = [1, 0, 2]
@@ -31,6 +33,10 @@ def _batchmatmul_limits(arguments: Arguments, sizes: Sizes) -> str:
     return f"{heads} matrices of {inner} by {outer}: steps of 128, rows below {INNER_LIMIT}"
 
 
+def _has_8bit_rows(arguments: Arguments) -> bool:
+    return bool(arguments["input"].dtype is torch.int8)
+
+
 _ANGLES = Form("T 1 1 64")
 
 RULES: Rules = MappingProxyType(
@@ -48,10 +54,20 @@ RULES: Rules = MappingProxyType(
         "npu_scatter_nd_update_": (
             Rule(
                 tensors={
+                    "input": Form("A N", INT8, is_flat=True),
+                    "indices": Form("T 1", INDEX),
+                    "updates": Form("T N", INT8),
+                },
+                case="packed rows, 8-bit keys",
+                applies=_has_8bit_rows,
+            ),
+            Rule(
+                tensors={
                     "input": Form("A N", WIDE, is_flat=True),
                     "indices": Form("T 1", INDEX),
                     "updates": Form("T N", WIDE),
-                }
+                },
+                case="rows of numbers",
             ),
         ),
         "npu_swiglu": (Rule(tensors={"input": Form("... W", WIDE)}, limits=_swiglu_limits),),

@@ -98,6 +98,42 @@ def test_scatter_sets_rows_and_skips_minus_one(
     assert cache[8:].count_nonzero() == 0
 
 
+@pytest.mark.parametrize(
+    ("width", "row_type"), [(656, torch.int8), (128, torch.int8), (1, torch.float16)]
+)
+def test_scatter_writes_packed_rows_keys_and_scales_as_they_are(
+    kernels: Any, generator: torch.Generator, width: int, row_type: torch.dtype
+) -> None:
+    wide = torch.randint(-128, 128, (3, width + 8), generator=generator).to(row_type)
+    updates = wide[:, :width]  # rows may lie apart
+    cache = torch.full((5, width), 7, dtype=row_type)
+    kernels["npu_scatter_nd_update_"](cache, torch.tensor([[4], [-1], [0]]), updates)
+    assert torch.equal(cache[4], updates[0])
+    assert torch.equal(cache[0], updates[2])
+    assert cache[1:4].unique().tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (torch.zeros((1, 8), dtype=torch.float16), r"must be torch\.int8"),
+        (torch.zeros((1, 9), dtype=torch.int8), "updates must be"),
+    ],
+)
+def test_scatter_refuses_rows_of_another_kind(
+    kernels: Any, rows: torch.Tensor, reason: str
+) -> None:
+    cache = torch.zeros((4, 8), dtype=torch.int8)
+    with pytest.raises(ValueError, match=reason):
+        kernels["npu_scatter_nd_update_"](cache, torch.tensor([[1]]), rows)
+
+
+def test_scatter_refuses_types_no_cache_has(kernels: Any) -> None:
+    rows = torch.zeros((1, 8), dtype=torch.int32)
+    with pytest.raises(ValueError, match="not written"):
+        kernels["npu_scatter_nd_update_"](rows.repeat(4, 1), torch.tensor([[1]]), rows)
+
+
 def test_a_slot_outside_the_cache_is_refused(
     compiled: dict[str, Any], generator: torch.Generator
 ) -> None:

@@ -17,6 +17,7 @@ def int32(*values: int) -> torch.Tensor:
 
 
 PAGED = {"block_table": torch.tensor([[1]], dtype=torch.int32), "layout_query": "TND"}
+PACKED = torch.zeros((2, 128, 1, 656), dtype=torch.int8)
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "npu_rms_norm": ((bf16(3, 8), bf16(8)), {}),
     "npu_add_rms_norm": ((bf16(3, 8), bf16(3, 8), bf16(8)), {}),
@@ -58,6 +59,35 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             "actual_seq_lengths_kv": int32(5),
             "query_rope": bf16(3, 4, 64),
             "key_rope": bf16(2, 128, 1, 64),
+            "layout_kv": "PA_BSND",
+            "attention_mode": 2,
+        },
+    ),
+    "npu_dynamic_block_quant": ((bf16(3, 1, 512),), {"dst_type": 1}),
+    "npu_quant_lightning_indexer": (
+        (
+            torch.zeros((3, 8, 128), dtype=torch.int8),
+            torch.zeros((2, 128, 1, 128), dtype=torch.int8),
+            torch.zeros((3, 8), dtype=torch.float16),
+            torch.ones((3, 8), dtype=torch.float16),
+            torch.ones((2, 128, 1), dtype=torch.float16),
+            0,
+            0,
+        ),
+        PAGED
+        | {
+            "actual_seq_lengths_query": int32(3),
+            "actual_seq_lengths_key": int32(5),
+            "layout_key": "PA_BSND",
+            "sparse_count": 16,
+        },
+    ),
+    "npu_kv_quant_sparse_flash_attention": (
+        (bf16(3, 4, 576), PACKED, PACKED, torch.zeros((3, 1, 16), dtype=torch.int32), 0.1, 2, 2),
+        PAGED
+        | {
+            "actual_seq_lengths_query": int32(3),
+            "actual_seq_lengths_kv": int32(5),
             "layout_kv": "PA_BSND",
             "attention_mode": 2,
         },
