@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,8 +39,20 @@ def module_command(service: str) -> list[str]:
     return [sys.executable, "-P", "-m", f"services.{service}"]
 
 
-def build_commands(settings: UpSettings, run_dir: RunDirectory, port: int) -> list[Command]:
-    """One command per service, the far end of the chain first."""
+def build_commands(
+    settings: UpSettings,
+    run_dir: RunDirectory,
+    port: int,
+    service_flags: Mapping[str, Sequence[str]],
+) -> list[Command]:
+    """One command per service, the far end of the chain first.
+
+    Args:
+        settings: Of `up`.
+        run_dir: Where sockets go.
+        port: HTTP port.
+        service_flags: Service -> words that options of vLLM become there.
+    """
     flags = {
         "worker": _worker_flags(settings),
         "scheduler": _scheduler_flags(settings, run_dir),
@@ -54,6 +66,7 @@ def build_commands(settings: UpSettings, run_dir: RunDirectory, port: int) -> li
                 *module_command(name),
                 *_common_flags(settings, run_dir, name),
                 *(str(word) for word in flags[name]),
+                *service_flags.get(name, ()),
             ),
             environment=_environment(settings, name),
         )

@@ -4,17 +4,17 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
 from services.launcher.commands import build_commands
 from services.launcher.display import Display
-from services.launcher.options import strip_known_options
+from services.launcher.options.start import read_start
 from services.launcher.run_dir import make_run_directory
 from services.launcher.settings import UpSettings
 from services.launcher.supervisor import Supervisor
-from shared.config import parse
 from shared.errors import ConfigError
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -26,18 +26,21 @@ def run_up(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: A flag is wrong or asks for what is not built, or the port is taken.
     """
-    settings = parse(UpSettings, strip_known_options(argv), prog="glm-mesh up")
+    start = read_start(argv, os.environ)
+    for line in start.lines:
+        sys.stderr.write(f"glm-mesh: note: {line}\n")
+    settings = start.settings
     port = claim_port(settings.host, settings.port)
     # gRPC would print a line at each start of a child; children are started by exec anyway.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    return asyncio.run(_run(settings, port))
+    return asyncio.run(_run(settings, port, start.service_flags))
 
 
-async def _run(settings: UpSettings, port: int) -> int:
+async def _run(settings: UpSettings, port: int, service_flags: Mapping[str, Sequence[str]]) -> int:
     run_dir = make_run_directory(settings.run_dir)
     display = Display()
     supervisor = Supervisor(
-        build_commands(settings, run_dir, port),
+        build_commands(settings, run_dir, port, service_flags),
         run_dir,
         display,
         url=base_url(settings.host, port),

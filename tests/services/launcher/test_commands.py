@@ -1,6 +1,7 @@
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,14 @@ from services.launcher.settings import UpSettings
 from shared.parent import PARENT_VARIABLE
 
 
-def commands(settings: UpSettings, path: Path) -> dict[str, Command]:
+def commands(
+    settings: UpSettings, path: Path, service_flags: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Command]:
     run_dir = RunDirectory(path=path, is_kept=True)
-    return {command.service: command for command in build_commands(settings, run_dir, 8123)}
+    return {
+        command.service: command
+        for command in build_commands(settings, run_dir, 8123, service_flags or {})
+    }
 
 
 def value_of(command: Command, flag: str) -> str:
@@ -69,6 +75,12 @@ def test_what_was_not_said_is_left_to_the_services(tmp_path: Path) -> None:
     for command in found.values():
         assert "--max-num-seqs" not in command.argv
         assert "None" not in command.argv
+
+
+def test_options_of_vllm_reach_the_service_that_honours_them(tmp_path: Path) -> None:
+    found = commands(UpSettings(model=tmp_path), Path("/r"), {"worker": ("--weight-nz-mode=2",)})
+    assert found["worker"].argv[-1] == "--weight-nz-mode=2"
+    assert "--weight-nz-mode=2" not in found["scheduler"].argv
 
 
 def test_api_keys_never_stand_on_a_command_line(tmp_path: Path) -> None:

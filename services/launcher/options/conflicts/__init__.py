@@ -1,0 +1,1 @@
+"""Which options exclude each other, as tables by subject."""

@@ -1,0 +1,58 @@
+"""Options that the services themselves honour, and how they are told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from services.launcher.options.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """An option of vLLM that is a setting of a service of ours."""
+
+    name: str
+    service: str
+    flag: str
+
+    def words(self, asked: Deployment) -> tuple[str, ...]:
+        """The words of the service's command line; none where the service's default is meant."""
+        value = asked.value(self.name)
+        if not asked.is_given(self.name) or value == "none":
+            return ()
+        if isinstance(value, bool):
+            return (self.flag if value else "--no-" + self.flag.removeprefix("--"),)
+        return (f"{self.flag}={value}",)
+
+
+PASSED: Final = (
+    Passed(
+        name="safetensors_load_strategy",
+        service="worker",
+        flag="--safetensors-load-strategy",
+    ),
+    Passed(
+        name="additional_config.enable_sparse_li_c8",
+        service="worker",
+        flag="--enable-sparse-li-c8",
+    ),
+    Passed(
+        name="additional_config.enable_sparse_sfa_c8",
+        service="worker",
+        flag="--enable-sparse-sfa-c8",
+    ),
+    Passed(name="additional_config.weight_nz_mode", service="worker", flag="--weight-nz-mode"),
+    Passed(name="seed", service="frontend", flag="--seed"),
+)
+
+# Say what is so in any case, or what a conflict or the checkpoint decides.
+AS_IT_IS: Final = ("quantization", "block_size", "node_rank")
+
+
+def service_flags(asked: Deployment) -> Mapping[str, tuple[str, ...]]:
+    """Further words of each service's command line."""
+    flags: dict[str, tuple[str, ...]] = {}
+    for passed in PASSED:
+        if words := passed.words(asked):
+            flags[passed.service] = flags.get(passed.service, ()) + words
+    return flags

@@ -1,0 +1,160 @@
+"""Options whose feature is not built. Building one means deleting its line here.
+
+Asking for one ends the start and names it; a value that asks for nothing is fine.
+"""
+
+from typing import Final
+
+from services.launcher.options.deployment import Deployment
+from services.launcher.options.rules import Unbuilt
+
+_RANKS = "one worker with one rank is built"
+_ADAPTERS = "adapters are not built"
+_GRAMMARS = "grammars are not built"
+_GRAPHS = "graph capture is not built"
+_TLS = "TLS is left to a proxy in front"
+_SCHEDULING = "requests are served in order"
+_LOAD = "experts stay where they are"
+
+
+def _has_ranks(asked: Deployment) -> bool:
+    return asked.flags.tensor_parallel_size > 1
+
+
+def _has_replicas(asked: Deployment) -> bool:
+    return asked.flags.data_parallel_size > 1
+
+
+def _spreads_experts(asked: Deployment) -> bool:
+    return asked.ep_size > 1
+
+
+def _may_capture(asked: Deployment) -> bool:
+    return bool(asked.value("compilation_config.cudagraph_mode") != "NONE")
+
+
+_EXTRA = "additional_config"
+
+UNBUILT: Final = (
+    # Ranks and replicas
+    Unbuilt(name="tensor_parallel_size", missing=_RANKS),
+    Unbuilt(name="pipeline_parallel_size", missing=_RANKS),
+    Unbuilt(name="data_parallel_size", missing=_RANKS),
+    Unbuilt(name="prefill_context_parallel_size", missing=_RANKS),
+    Unbuilt(name="decode_context_parallel_size", missing=_RANKS),
+    Unbuilt(name="enable_expert_parallel", missing=_RANKS, asks=_spreads_experts),
+    Unbuilt(name="nnodes", missing=_RANKS),
+    Unbuilt(name="headless", missing="each machine serves HTTP"),
+    Unbuilt(
+        name="distributed_executor_backend",
+        missing="ranks are started as processes of this machine (mp or uni)",
+        asks=lambda asked: asked.flags.distributed_executor_backend not in {"mp", "uni"},
+    ),
+    Unbuilt(name="data_parallel_backend", missing="ranks are started as processes of this machine"),
+    Unbuilt(
+        name="api_server_count",
+        missing="one frontend is built (only 1)",
+        asks=lambda asked: asked.flags.api_server_count != 1,
+    ),
+    Unbuilt(name=f"{_EXTRA}.enable_dsa_cp", missing=_RANKS, asks=_has_ranks),
+    Unbuilt(name=f"{_EXTRA}.layer_sharding", missing=_RANKS, asks=_has_ranks),
+    Unbuilt(name=f"{_EXTRA}.enable_reduce_sample", missing=_RANKS, asks=_has_ranks),
+    Unbuilt(name=f"{_EXTRA}.enable_shared_expert_dp", missing=_RANKS, asks=_has_ranks),
+    Unbuilt(name=f"{_EXTRA}.enable_balance_scheduling", missing=_RANKS, asks=_has_replicas),
+    Unbuilt(name=f"{_EXTRA}.enable_fused_mc2", missing=_RANKS, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.enable_mc2_hierarchy_comm", missing=_RANKS, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.enable_prefill_mc2", missing=_RANKS, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.finegrained_tp_config", missing=_RANKS),
+    # Experts
+    Unbuilt(name="enable_eplb", missing=_LOAD),
+    Unbuilt(
+        name=f"{_EXTRA}.eplb_config",
+        missing=_LOAD,
+        asks=lambda asked: (
+            asked.flags.additional_config.eplb_config.dynamic_eplb
+            or asked.is_asked(f"{_EXTRA}.eplb_config.expert_map_path")
+            or asked.is_asked(f"{_EXTRA}.eplb_config.expert_map_record_path")
+        ),
+    ),
+    Unbuilt(name=f"{_EXTRA}.mix_placement", missing="the shared expert is not routed"),
+    # Drafts, graphs, scheduling
+    Unbuilt(name="speculative_config", missing="draft tokens are not built"),
+    Unbuilt(name=f"{_EXTRA}.dynamic_spec_config", missing="draft tokens are not built"),
+    Unbuilt(name="enforce_eager", missing=_GRAPHS),
+    Unbuilt(
+        name="compilation_config",
+        missing=_GRAPHS,
+        asks=_may_capture,
+    ),
+    Unbuilt(
+        name=f"{_EXTRA}.xlite_graph_config",
+        missing=_GRAPHS,
+        asks=lambda asked: asked.flags.additional_config.xlite_graph_config.enabled,
+    ),
+    Unbuilt(name="async_scheduling", missing="planning ahead is not built"),
+    Unbuilt(name="enable_chunked_prefill", missing="prompts are always computed in chunks"),
+    Unbuilt(name="scheduling_policy", missing=f"{_SCHEDULING} (only fcfs)"),
+    Unbuilt(
+        name=f"{_EXTRA}.recompute_scheduler_enable", missing="prefill and decode are not split"
+    ),
+    Unbuilt(
+        name=f"{_EXTRA}.profiling_chunk_config",
+        missing="prompts are cut by tokens",
+        asks=lambda asked: asked.flags.additional_config.profiling_chunk_config.enabled,
+    ),
+    Unbuilt(
+        name=f"{_EXTRA}.scheduler_config.dyntra_lb_config",
+        missing=_RANKS,
+        asks=lambda asked: asked.flags.additional_config.scheduler_config.dyntra_lb_config.enabled,
+    ),
+    # KV blocks
+    Unbuilt(name="enable_prefix_caching", missing="prefix caching is not built"),
+    Unbuilt(
+        name="kv_transfer_config",
+        missing="moving KV blocks between deployments is not built",
+        asks=lambda asked: asked.value("kv_transfer_config.kv_connector") is not None,
+    ),
+    Unbuilt(name="kv_offloading_size", missing="KV offloading is not built"),
+    Unbuilt(
+        name=f"{_EXTRA}.sparse_kv_offload_config",
+        missing="KV offloading is not built",
+        asks=lambda asked: asked.flags.additional_config.sparse_kv_offload_config.enabled,
+    ),
+    Unbuilt(name=f"{_EXTRA}.enable_kv_nz", missing="caches have the ND layout"),
+    Unbuilt(
+        name="kv_cache_dtype",
+        missing="the cache has the model's number type (only auto or bfloat16)",
+        asks=lambda asked: asked.flags.kv_cache_dtype != "bfloat16",
+    ),
+    # Weights
+    Unbuilt(
+        name="safetensors_load_strategy",
+        missing="files are read lazy, eager or by prefetch",
+        asks=lambda asked: asked.flags.safetensors_load_strategy == "torchao",
+    ),
+    Unbuilt(
+        name="load_format",
+        missing="only safetensors are read (only auto or safetensors)",
+        asks=lambda asked: asked.flags.load_format != "safetensors",
+    ),
+    Unbuilt(name="cpu_offload_gb", missing="offloading weights is not built"),
+    Unbuilt(name="enable_sleep_mode", missing="the device is held until the end"),
+    Unbuilt(name="enable_lora", missing=_ADAPTERS),
+    Unbuilt(name="lora_modules", missing=_ADAPTERS),
+    # The edge
+    Unbuilt(name="chat_template", missing="the checkpoint's own template is used"),
+    Unbuilt(name="tokenizer", missing="the checkpoint's own tokenizer is used"),
+    Unbuilt(
+        name="enable_auto_tool_choice",
+        missing="calls are read whenever there are tools; --tool-call-parser none reads none",
+    ),
+    Unbuilt(name="guided_decoding_backend", missing=_GRAMMARS),
+    Unbuilt(name="structured_outputs_config", missing=_GRAMMARS),
+    Unbuilt(
+        name="profiler_config",
+        missing="profiling through the API is not built",
+        asks=lambda asked: asked.value("profiler_config.profiler") is not None,
+    ),
+    Unbuilt(name="ssl_keyfile", missing=_TLS),
+    Unbuilt(name="ssl_certfile", missing=_TLS),
+)
