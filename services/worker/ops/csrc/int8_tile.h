@@ -1,4 +1,5 @@
-/* One tile of int8.h per instruction set: up to I8_ROWS rows by the columns of one packed strip. */
+/* One tile of int8.h per instruction set: up to I8_ROWS rows by I8_COLUMNS columns; `inner` is a
+ * multiple of 4. */
 #ifndef GLM_INT8_TILE_H
 #define GLM_INT8_TILE_H
 
@@ -7,68 +8,74 @@
 #endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
-#define I8_OPEN(r) \
-    __m512i low##r = _mm512_loadu_si512(sums + (r) * I8_COLUMNS); \
-    __m512i high##r = _mm512_loadu_si512(sums + (r) * I8_COLUMNS + 16);
-#define I8_ADD_QUAD(r, bits) \
-    { \
-        __m512i quad = _mm512_set1_epi32(bits); \
-        low##r = _mm512_dpbusd_epi32(low##r, first, quad); \
-        high##r = _mm512_dpbusd_epi32(high##r, second, quad); \
-    }
-#define I8_ADD(r) I8_ADD_QUAD(r, i8_quad(x + (r) * stride))
-#define I8_ADD_PART(r) I8_ADD_QUAD(r, i8_part(x + (r) * stride, inner))
-#define I8_CLOSE(r) \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, low##r); \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, high##r);
-#define I8_LOAD(a, b) \
-    __m512i a = _mm512_maskz_loadu_epi32((__mmask16)mask, w); \
-    __m512i b = _mm512_maskz_loadu_epi32((__mmask16)(mask >> 16), w + 64);
-#define I8_HALF(a, b, shift) \
-    __m512i a = _mm512_and_si512(_mm512_srli_epi16(two, shift), nibble); \
-    __m512i b = _mm512_and_si512(_mm512_srli_epi16(more, shift), nibble);
+/* Sums by the type of their lanes: gcc copies a __m512i back and forth in the loop of int4. */
+typedef int32_t i8_lanes_t __attribute__((vector_size(64)));
 
-/* The rows left over by the steps of 4 (8) are added last, in a loop of one turn. */
+ALWAYS_INLINE i8_lanes_t i8_open(const int32_t *sums) {
+    return (i8_lanes_t)_mm512_loadu_si512(sums);
+}
+
+ALWAYS_INLINE i8_lanes_t i8_pick(__m512i which, i8_lanes_t a, i8_lanes_t b) {
+    return (i8_lanes_t)_mm512_permutex2var_epi32((__m512i)a, which, (__m512i)b);
+}
+
+#define I8_OPEN(r) \
+    i8_lanes_t low##r = i8_open(sums + (r) * I8_COLUMNS); \
+    i8_lanes_t high##r = i8_open(sums + (r) * I8_COLUMNS + 16);
+#define I8_CLOSE(r) \
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, (__m512i)low##r); \
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, (__m512i)high##r);
+#define I8_ADD(r) \
+    { \
+        __m512i quad = _mm512_set1_epi32(i8_quad(x + (r) * stride)); \
+        low##r = (i8_lanes_t)_mm512_dpbusd_epi32((__m512i)low##r, first, quad); \
+        high##r = (i8_lanes_t)_mm512_dpbusd_epi32((__m512i)high##r, second, quad); \
+    }
+
+/* int8: 16 columns and 16 more. */
+#define I8_LOAD8 \
+    __m512i first = _mm512_maskz_loadu_epi32((__mmask16)mask, w); \
+    __m512i second = _mm512_maskz_loadu_epi32((__mmask16)(mask >> 16), w + 64);
+
+/* int4: 16 even columns and 16 odd ones, put in order at the end. */
+#define I8_LOAD4 \
+    __m512i both = _mm512_maskz_loadu_epi32((__mmask16)mask, w); \
+    __m512i first = _mm512_and_si512(_mm512_xor_si512(both, shift), nibble); \
+    __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+#define I8_OPEN4(r) \
+    i8_lanes_t a##r = i8_open(sums + (r) * I8_COLUMNS); \
+    i8_lanes_t b##r = i8_open(sums + (r) * I8_COLUMNS + 16); \
+    i8_lanes_t low##r = i8_pick(even, a##r, b##r), high##r = i8_pick(odd, a##r, b##r);
+#define I8_CLOSE4(r) \
+    a##r = i8_pick(front, low##r, high##r), b##r = i8_pick(back, low##r, high##r); \
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, (__m512i)a##r); \
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, (__m512i)b##r);
+
+#define I8_LOOP(n, load) \
+    for (const int8_t *end = x + inner; x < end; x += 4, w += step) { \
+        load \
+        REPEAT_##n(I8_ADD) \
+    }
+
 #define I8_TILE(n) \
     static void i8_tile8_##n(I8_ARGUMENTS) { \
-        const uint32_t mask = width < I8_COLUMNS ? (1u << width) - 1u : ~0u; \
+        const uint32_t mask = columns < 32 ? (1u << columns) - 1u : ~0u; \
         REPEAT_##n(I8_OPEN) \
-        for (; inner >= 4; inner -= 4, x += 4, w += 4 * width) { \
-            I8_LOAD(first, second) \
-            REPEAT_##n(I8_ADD) \
-        } \
-        if (inner > 0) { \
-            I8_LOAD(first, second) \
-            REPEAT_##n(I8_ADD_PART) \
-        } \
+        I8_LOOP(n, I8_LOAD8) \
         REPEAT_##n(I8_CLOSE) \
     } \
     static void i8_tile4_##n(I8_ARGUMENTS) { \
-        const uint32_t mask = width < I8_COLUMNS ? (1u << width) - 1u : ~0u; \
-        const __m512i nibble = _mm512_set1_epi8(15); \
-        REPEAT_##n(I8_OPEN) \
-        for (; inner >= 8; inner -= 8, x += 8, w += 4 * width) { \
-            I8_LOAD(two, more) \
-            { \
-                I8_HALF(first, second, 0) \
-                REPEAT_##n(I8_ADD) \
-            } \
-            x += 4; \
-            I8_HALF(first, second, 4) \
-            REPEAT_##n(I8_ADD) \
-            x -= 4; \
-        } \
-        if (inner > 0) { \
-            I8_LOAD(two, more) \
-            { \
-                I8_HALF(first, second, 0) \
-                REPEAT_##n(I8_ADD_PART) \
-            } \
-            x += 4, inner -= 4; \
-            I8_HALF(first, second, 4) \
-            REPEAT_##n(I8_ADD_PART) \
-        } \
-        REPEAT_##n(I8_CLOSE) \
+        const uint32_t mask = (1u << columns / 2) - 1u; \
+        const __m512i nibble = _mm512_set1_epi8(15), shift = _mm512_set1_epi8(8); \
+        const __m512i even = \
+            _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); \
+        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1)); \
+        const __m512i front = \
+            _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); \
+        const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8)); \
+        REPEAT_##n(I8_OPEN4) \
+        I8_LOOP(n, I8_LOAD4) \
+        REPEAT_##n(I8_CLOSE4) \
     }
 
 I8_TILE(1)
@@ -91,33 +98,129 @@ I8_TILE(12)
 static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
     static void (*const eight[I8_ROWS + 1])(I8_ARGUMENTS) = I8_NAMES(i8_tile8_);
     static void (*const four[I8_ROWS + 1])(I8_ARGUMENTS) = I8_NAMES(i8_tile4_);
-    (bits == 8 ? eight : four)[rows](x, stride, w, width, inner, sums);
+    (bits == 8 ? eight : four)[rows](x, stride, w, step, columns, inner, sums);
 }
 #else
-/* Columns `column` to `width`: 4 weights of each as 16-bit numbers, which compilers multiply well. */
-static void i8_plain(int64_t rows, I8_ARGUMENTS, int64_t column, int bits) {
-    const int64_t columns = width - column;
-    for (; inner > 0; w += 4 * width)
-        for (int half = 0; half < (bits == 8 ? 1 : 2); half++, x += 4, inner -= 4) {
-            int16_t planes[4][I8_COLUMNS] = {{0}};
-            const uint8_t *quads = w + 4 * column;
+enum { I8_HALF = 16, I8_STEPS = 16 };
+
+/* At most 4 * I8_STEPS values of a row by I8_HALF columns in float32, which every compiler
+ * multiplies well: sums of 64 products below 256 * 128 are whole numbers below 2^24, hence exact. */
+static void i8_block(int64_t rows, I8_ARGUMENTS, int bits) {
+    float planes[I8_STEPS * 4][I8_HALF] = {{0}};
+    for (int64_t k = 0; k < inner; k++) {
+        const uint8_t *bytes = w + k / 4 * step + k % 4;
+        if (bits == 8)
+            for (int64_t c = 0; c < columns; c++) planes[k][c] = bytes[4 * c];
+        else
             for (int64_t c = 0; c < columns; c++)
-                for (int i = 0; i < 4; i++)
-                    planes[i][c] = bits == 8 ? quads[4 * c + i] : quads[4 * c + i] >> 4 * half & 15;
-            for (int64_t row = 0; row < rows; row++) {
-                int32_t part = i8_part(x + row * stride, inner);
-                int8_t q[4];
-                memcpy(q, &part, sizeof q);
-                uint32_t *y = (uint32_t *)sums + row * I8_COLUMNS + column;
-                for (int64_t c = 0; c < columns; c++)
-                    y[c] += (uint32_t)(q[0] * planes[0][c] + q[1] * planes[1][c] +
-                                       q[2] * planes[2][c] + q[3] * planes[3][c]);
-            }
+                planes[k][c] = (float)((bytes[c / 2 * 4] ^ 8) >> c % 2 * 4 & 15);
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        float total[I8_HALF] = {0};
+        for (int64_t k = 0; k < inner; k++) {
+            const float factor = x[row * stride + k];
+            for (int c = 0; c < I8_HALF; c++) total[c] += factor * planes[k][c];
         }
+        uint32_t *y = (uint32_t *)sums + row * I8_COLUMNS;
+        for (int64_t c = 0; c < columns; c++) y[c] += (uint32_t)(int32_t)total[c];
+    }
 }
 
+static void i8_plain(int64_t rows, I8_ARGUMENTS, int bits) {
+    const int64_t most = 4 * I8_STEPS;
+    for (; inner > 0; inner -= most, x += most, w += I8_STEPS * step)
+        i8_block(rows, x, stride, w, step, columns, inner < most ? inner : most, sums, bits);
+}
+
+#ifdef __AVX2__
+/* 4 weights of 4 columns and 4 values of a row as 16-bit numbers give 2 sums of each column. */
+#define I8_OPEN(r) \
+    __m256i a##r = _mm256_setzero_si256(), b##r = _mm256_setzero_si256(); \
+    __m256i c##r = _mm256_setzero_si256(), d##r = _mm256_setzero_si256();
+#define I8_ADD(r) \
+    { \
+        __m256i quad = _mm256_cvtepi8_epi16(_mm_set1_epi32(i8_quad(x + (r) * stride))); \
+        a##r = _mm256_add_epi32(a##r, _mm256_madd_epi16(quad, a)); \
+        b##r = _mm256_add_epi32(b##r, _mm256_madd_epi16(quad, b)); \
+        c##r = _mm256_add_epi32(c##r, _mm256_madd_epi16(quad, c)); \
+        d##r = _mm256_add_epi32(d##r, _mm256_madd_epi16(quad, d)); \
+    }
+#define I8_CLOSE8(r) \
+    i8_store(i8_join(a##r, b##r), sums + (r) * I8_COLUMNS); \
+    i8_store(i8_join(c##r, d##r), sums + (r) * I8_COLUMNS + 8);
+#define I8_CLOSE4(r) i8_merge(i8_join(a##r, b##r), i8_join(c##r, d##r), sums + (r) * I8_COLUMNS);
+
+ALWAYS_INLINE __m256i i8_join(__m256i left, __m256i right) {
+    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(left, right), 0xd8);
+}
+
+ALWAYS_INLINE void i8_store(__m256i added, int32_t *sums) {
+    __m256i *y = (__m256i *)sums;
+    _mm256_storeu_si256(y, _mm256_add_epi32(_mm256_loadu_si256(y), added));
+}
+
+ALWAYS_INLINE void i8_merge(__m256i even, __m256i odd, int32_t *sums) {
+    __m256i a = _mm256_unpacklo_epi32(even, odd), b = _mm256_unpackhi_epi32(even, odd);
+    i8_store(_mm256_permute2x128_si256(a, b, 0x20), sums);
+    i8_store(_mm256_permute2x128_si256(a, b, 0x31), sums + 8);
+}
+
+#define I8_LOAD(at) _mm_loadu_si128((const __m128i *)(w + (at)))
+#define I8_WIDE8(n) \
+    for (; inner > 0; inner -= 4, x += 4, w += step) { \
+        __m256i a = _mm256_cvtepu8_epi16(I8_LOAD(0)), b = _mm256_cvtepu8_epi16(I8_LOAD(16)); \
+        __m256i c = _mm256_cvtepu8_epi16(I8_LOAD(32)), d = _mm256_cvtepu8_epi16(I8_LOAD(48)); \
+        REPEAT_##n(I8_ADD) \
+    }
+/* The even columns of 8 bytes, then the odd ones. */
+#define I8_WIDE4(n) \
+    for (; inner > 0; inner -= 4, x += 4, w += step) { \
+        __m128i left = I8_LOAD(0), right = I8_LOAD(16); \
+        __m256i a = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_xor_si128(left, shift), nibble)); \
+        __m256i b = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_xor_si128(right, shift), nibble)); \
+        __m256i c = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(left, 4), nibble)); \
+        __m256i d = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(right, 4), nibble)); \
+        REPEAT_##n(I8_ADD) \
+    }
+#define I8_TILE(n) \
+    static void i8_wide_##n(const int8_t *x, int64_t stride, const uint8_t *w, int64_t step, \
+                            int64_t inner, int32_t *sums, int bits) { \
+        const __m128i nibble = _mm_set1_epi8(15), shift = _mm_set1_epi8(8); \
+        REPEAT_##n(I8_OPEN) \
+        if (bits == 8) { \
+            I8_WIDE8(n) \
+            REPEAT_##n(I8_CLOSE8) \
+        } else { \
+            I8_WIDE4(n) \
+            REPEAT_##n(I8_CLOSE4) \
+        } \
+    }
+
+I8_TILE(1)
+I8_TILE(2)
+
+/* I8_HALF columns of every row. */
+static void i8_wide(int64_t rows, const int8_t *x, int64_t stride, const uint8_t *w, int64_t step,
+                    int64_t inner, int32_t *sums, int bits) {
+    int64_t row = 0;
+    for (; row + 2 <= rows; row += 2)
+        i8_wide_2(x + row * stride, stride, w, step, inner, sums + row * I8_COLUMNS, bits);
+    if (row < rows)
+        i8_wide_1(x + row * stride, stride, w, step, inner, sums + row * I8_COLUMNS, bits);
+}
+#endif
+
 static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
-    i8_plain(rows, x, stride, w, width, inner, sums, 0, bits);
+    const int64_t bytes = 4 * I8_HALF * bits / 8;
+    for (; columns > 0; columns -= I8_HALF, sums += I8_HALF, w += bytes) {
+#ifdef __AVX2__
+        if (columns >= I8_HALF) {
+            i8_wide(rows, x, stride, w, step, inner, sums, bits);
+            continue;
+        }
+#endif
+        i8_plain(rows, x, stride, w, step, columns < I8_HALF ? columns : I8_HALF, inner, sums, bits);
+    }
 }
 #endif
 #endif
