@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.worker.ops import meta_c8
+from services.worker.ops import meta_c8, meta_moe_quant
 
 _META = torch.device("meta")
 
@@ -69,23 +69,18 @@ def _routing(
     expert_idx: Tensor,
     *,
     expert_num: int = -1,
+    quant_mode: int = -1,
     active_expert_range: Sequence[int] = (),
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     copies = expert_idx.numel()
     first, last = active_expert_range or (0, expert_num)
     return (
-        _empty((copies, x.shape[1]), x.dtype),
+        _empty((copies, x.shape[1]), torch.int8 if quant_mode == 1 else x.dtype),
         _empty((copies,), torch.int32),
         _empty((last - first,), torch.int64),
         _empty((copies,), torch.float32),
     )
-
-
-def _grouped_matmul(
-    x: Sequence[Tensor], weight: Sequence[Tensor], **unused: object
-) -> list[Tensor]:
-    return [_empty((x[0].shape[0], weight[0].shape[-1]), x[0].dtype)]
 
 
 def _swiglu(input: Tensor, dim: int = -1) -> Tensor:
@@ -109,9 +104,9 @@ def _transpose_batchmatmul(
 def kernels() -> dict[str, Callable[..., object]]:
     """Shape function of each operator."""
     return {
+        **meta_moe_quant.kernels(),
         **meta_c8.kernels(),
         "npu_add_rms_norm": _add_rms_norm,
-        "npu_grouped_matmul": _grouped_matmul,
         "npu_interleave_rope": _interleave_rope,
         "npu_kv_rmsnorm_rope_cache_v2": _kv_write,
         "npu_lightning_indexer": _lightning_indexer,

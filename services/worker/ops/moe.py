@@ -1,17 +1,21 @@
 """Routed experts: choice, sorting by expert, grouped products, weighted sum.
 
 The order of use is gating, init_routing, grouped matmul, swiglu, grouped matmul, unpermute.
+Products in int8 are in `moe_quant`, those with swiglu in `moe_gated`.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from services.worker.ops import moe_quant
 from services.worker.ops.checks import require, require_contiguous, require_same_float
 from services.worker.ops.native import Native
+from services.worker.ops.row_quant import quantize_rows
 
 _GATING = "npu_moe_gating_top_k"
 _ROUTING = "npu_moe_init_routing_v2"
@@ -20,6 +24,7 @@ _UNPERMUTE = "npu_moe_token_unpermute"
 _SIGMOID = 1
 _TOP2_SUM = 1
 _COUNTS = 1
+_PLAIN, _QUANTIZED = -1, 1
 _SPLIT_ROWS = 0
 _ONE_OUTPUT = (2, 3)
 
@@ -124,6 +129,7 @@ def init_routing(
     x: Tensor,
     expert_idx: Tensor,
     *,
+    scale: Tensor | None = None,
     active_num: int = -1,
     expert_num: int = -1,
     expert_tokens_num_type: int = 0,
@@ -135,23 +141,25 @@ def init_routing(
     """Sort token copies by expert.
 
     Args:
-        x: [T, E].
+        x: [T, E]; int8 with `scale`.
         expert_idx: [T, k] int32.
+        scale: [T] float32 row scales of an int8 `x`, sorted with it.
         active_num: T * k, or -1 for the same.
         expert_num: Experts in all.
         expert_tokens_num_type: 1 only: counts.
         expert_tokens_num_flag: True only.
-        quant_mode: -1 only.
+        quant_mode: -1 for none, 1 to quantize each row to int8 with a scale of its own.
         active_expert_range: [first, last) experts of this rank; empty for all.
         **unused: Other arguments; only their defaults are accepted.
 
     Returns:
         [T * k, E] rows by expert (rows past the last count unspecified); [T * k] int32 sorted row
-        of each copy, -1 outside the range; counts int64; an empty scale tensor.
+        of each copy, -1 outside the range; counts int64; [T * k] float32 scales of int8 rows, else
+        an empty tensor.
     """
     first, last = _check_routing(
-        x, expert_idx, expert_num, expert_tokens_num_type, expert_tokens_num_flag, quant_mode,
-        active_expert_range, unused,
+        x, expert_idx, scale, expert_num, (expert_tokens_num_flag, expert_tokens_num_type),
+        quant_mode, active_expert_range, unused,
     )  # fmt: skip
     flat = expert_idx.reshape(-1).long()
     is_local = (flat >= first) & (flat < last)
@@ -160,8 +168,11 @@ def init_routing(
     destinations[order] = torch.arange(flat.numel())
     destinations.masked_fill_(~is_local, -1)
     counts = torch.bincount(flat[is_local] - first, minlength=last - first)
-    rows = x[order // expert_idx.shape[1]]
-    return rows, destinations.to(torch.int32), counts, torch.empty(0)
+    source = order // expert_idx.shape[1]
+    if quant_mode == _QUANTIZED:
+        x, scale = quantize_rows(x)
+    scales = torch.empty(0) if scale is None else scale[source]
+    return x[source], destinations.to(torch.int32), counts, scales
 
 
 def _native_init_routing(
@@ -169,6 +180,7 @@ def _native_init_routing(
     x: Tensor,
     expert_idx: Tensor,
     *,
+    scale: Tensor | None = None,
     active_num: int = -1,
     expert_num: int = -1,
     expert_tokens_num_type: int = 0,
@@ -178,42 +190,65 @@ def _native_init_routing(
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     first, last = _check_routing(
-        x, expert_idx, expert_num, expert_tokens_num_type, expert_tokens_num_flag, quant_mode,
-        active_expert_range, unused,
+        x, expert_idx, scale, expert_num, (expert_tokens_num_flag, expert_tokens_num_type),
+        quant_mode, active_expert_range, unused,
     )  # fmt: skip
     require_contiguous(_ROUTING, x, expert_idx)
     tokens, k = expert_idx.shape
     width = x.shape[1]
-    rows = x.new_empty(tokens * k, width)
-    destinations = expert_idx.new_empty(tokens * k)
+    destinations = torch.empty(tokens * k, dtype=torch.int32)
     counts = torch.empty(last - first, dtype=torch.int64)
     numbers = (tokens, k, width, first, last)
-    native.call("init_routing", x.dtype, numbers, x, expert_idx, rows, destinations, counts)
-    return rows, destinations, counts, torch.empty(0)
+    if quant_mode == _PLAIN and scale is None:
+        rows = x.new_empty(tokens * k, width)
+        native.call("init_routing", x.dtype, numbers, x, expert_idx, rows, destinations, counts)
+        return rows, destinations, counts, torch.empty(0)
+    rows = torch.empty(tokens * k, width, dtype=torch.int8)
+    scales = torch.empty(tokens * k, dtype=torch.float32)
+    # Without scales that came in, another tensor has their place and is not read.
+    kind, given = (x.dtype, x) if scale is None else (torch.float32, scale.contiguous())
+    native.call(
+        "init_routing_int8", kind, (*numbers, scale is not None),
+        x, given, expert_idx, rows, destinations, counts, scales,
+    )  # fmt: skip
+    return rows, destinations, counts, scales
 
 
 def _check_routing(
     x: Tensor,
     expert_idx: Tensor,
+    scale: Tensor | None,
     expert_num: int,
-    num_type: int,
-    num_flag: bool,
+    counting: tuple[bool, int],
     quant_mode: int,
     active_range: Sequence[int],
     unused: dict[str, object],
 ) -> tuple[int, int]:
+    """First expert here and one past the last."""
     is_matching = x.dim() == 2 and expert_idx.dim() == 2 and x.shape[0] == expert_idx.shape[0]
     require(is_matching, _ROUTING, "x must be [T, E], expert_idx [T, k]")
     require(expert_idx.dtype == torch.int32, _ROUTING, "expert_idx must be int32")
-    require(num_flag and num_type == _COUNTS, _ROUTING, "only counts are supported")
-    require(quant_mode == -1, _ROUTING, "quant_mode must be -1")
-    for argument in ("scale", "offset", "x_dtype"):
+    require(counting == (True, _COUNTS), _ROUTING, "only counts are supported")
+    _check_row_types(x, scale, quant_mode)
+    for argument in ("offset", "x_dtype"):
         require(unused.get(argument) is None, _ROUTING, "{} is not supported on CPU", argument)
     for argument in ("drop_pad_mode", "row_idx_type"):
         require(not unused.get(argument), _ROUTING, "{} must be 0", argument)
     first, last = active_range or (0, expert_num)
     require(0 <= first < last <= expert_num, _ROUTING, "active_expert_range must be increasing")
     return first, last
+
+
+def _check_row_types(x: Tensor, scale: Tensor | None, quant_mode: int) -> None:
+    """Float rows, to be quantized or not; or int8 rows with their scales."""
+    require(quant_mode in {_PLAIN, _QUANTIZED}, _ROUTING, "quant_mode must be -1 or 1")
+    if x.dtype is not torch.int8:
+        require_same_float(_ROUTING, x)
+        require(scale is None, _ROUTING, "scale belongs to an int8 x")
+        return
+    require(quant_mode == _PLAIN, _ROUTING, "an int8 x cannot be quantized again")
+    is_right = scale is not None and scale.shape == x.shape[:1] and scale.dtype is torch.float32
+    require(is_right, _ROUTING, "an int8 x needs a scale [T] float32")
 
 
 def grouped_matmul(
@@ -224,23 +259,26 @@ def grouped_matmul(
     split_item: int | None = 0,
     group_type: int | None = None,
     group_list_type: int | None = 0,
-    **unused: object,
+    **options: Any,  # noqa: ANN401  typed where they are used
 ) -> list[Tensor]:
     """Multiply each group of rows by its expert's matrix.
 
     Args:
-        x: One tensor [M, K] with rows sorted by group.
+        x: One tensor [M, K] with rows sorted by group; int8: see `moe_quant.grouped_matmul`.
         weight: One tensor [groups, K, N].
         group_list: [groups] int64 counts (type 1) or inclusive ends (type 0).
         split_item: 2 or 3: one output.
         group_type: 0 only: the rows are split.
         group_list_type: 0 or 1.
-        **unused: Bias and quantization arguments; any that is set is refused.
+        **options: Of products in int8; any that is set is refused for others.
 
     Returns:
         One tensor [M, N]; rows past the last group are unspecified (zeros here).
     """
-    groups = _check_grouped(x, weight, group_list, split_item, group_type, unused)
+    groups = _check_grouped(x, weight, group_list, split_item, group_type)
+    if x[0].dtype is torch.int8:
+        return moe_quant.grouped_matmul(x[0], weight[0], groups, group_list_type, **options)
+    _check_float(x[0], weight[0], options)
     counts = groups if group_list_type == _COUNTS else groups.diff(prepend=groups.new_zeros(1))
     output = torch.zeros((x[0].shape[0], weight[0].shape[2]), dtype=x[0].dtype)
     start = 0
@@ -259,9 +297,14 @@ def _native_grouped_matmul(
     split_item: int | None = 0,
     group_type: int | None = None,
     group_list_type: int | None = 0,
-    **unused: object,
+    **options: Any,  # noqa: ANN401  typed where they are used
 ) -> list[Tensor]:
-    groups = _check_grouped(x, weight, group_list, split_item, group_type, unused)
+    groups = _check_grouped(x, weight, group_list, split_item, group_type)
+    if x[0].dtype is torch.int8:
+        return moe_quant.native_grouped_matmul(
+            native, x[0], weight[0], groups, group_list_type, **options
+        )
+    _check_float(x[0], weight[0], options)
     require_contiguous(_GROUPED, x[0], weight[0], groups)
     num_groups, inner, outer = weight[0].shape
     num_rows = x[0].shape[0]
@@ -277,20 +320,23 @@ def _check_grouped(
     group_list: Tensor | None,
     split_item: int | None,
     group_type: int | None,
-    unused: dict[str, object],
 ) -> Tensor:
+    """The groups."""
     require(len(x) == 1 and len(weight) == 1, _GROUPED, "x and weight must be one tensor each")
     require(x[0].dim() == 2 and weight[0].dim() == 3, _GROUPED, "x [M, K], weight [groups, K, N]")
     require(x[0].shape[1] == weight[0].shape[1], _GROUPED, "x and weight differ in K")
     require(split_item in _ONE_OUTPUT, _GROUPED, "split_item must be 2 or 3")
     require(group_type == _SPLIT_ROWS, _GROUPED, "group_type must be 0")
-    for argument, value in unused.items():
-        require(not value, _GROUPED, "{} is not supported on CPU", argument)
-    require_same_float(_GROUPED, x[0], weight[0])
     if group_list is None or group_list.shape != weight[0].shape[:1]:
         raise ValueError(f"{_GROUPED}: group_list must have one entry per group")
     require(group_list.dtype == torch.int64, _GROUPED, "group_list must be int64")
     return group_list
+
+
+def _check_float(x: Tensor, weight: Tensor, options: dict[str, object]) -> None:
+    for argument, value in options.items():
+        require(not value, _GROUPED, "{} is not supported on CPU", argument)
+    require_same_float(_GROUPED, x, weight)
 
 
 def swiglu(input: Tensor, dim: int = -1) -> Tensor:

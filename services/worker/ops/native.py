@@ -29,7 +29,11 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "block_quant": "iiippp",
         "gating_top_k": "iiiiiffpppp",
         "init_routing": "iiiiippppp",
+        "init_routing_int8": "iiiiiippppppp",
         "grouped_matmul": "iiiiipppp",
+        "grouped_int8": "iiiiiiiipppppppp",
+        "grouped_swiglu": "iiiiiiippppppppp",
+        "dequant_swiglu": "iiiipppppp",
         "head_matmul": "iiiiiippp",
         "swiglu": "iipp",
         "token_unpermute": "iiiipppp",
@@ -39,7 +43,16 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
 """Arguments of each C function, numbers before tensors: i int64, f double, p pointer."""
 
 # Router scores and logits are float32 in every model; int8 keys and whole rows have no float type.
-_FLOAT32_ONLY = frozenset({"gating_top_k", "draw", "quant_lightning_indexer", "scatter_rows"})
+_FLOAT32_ONLY = frozenset(
+    {
+        "gating_top_k",
+        "draw",
+        "quant_lightning_indexer",
+        "scatter_rows",
+        "grouped_swiglu",
+        "dequant_swiglu",
+    }
+)
 
 _NO_MEMORY = 1
 _WRONG_LAYOUT = 3

@@ -21,6 +21,7 @@ from services.worker.ops import (
     indexer_quant,
     meta,
     moe,
+    moe_gated,
     native,
     norm,
     rope,
@@ -39,6 +40,7 @@ _FAMILIES = (
     indexer,
     indexer_quant,
     moe,
+    moe_gated,
     norm,
     rope,
 )

@@ -1,7 +1,9 @@
 /* All kernels of one element type as one translation unit. */
 #include "rows.c"
 #include "routing.c"
+#include "routing_int8.c"
 #include "matmul.c"
+#include "experts_int8.c"
 #include "indexer.c"
 #include "attention.c"
 #include "attention_quant.c"

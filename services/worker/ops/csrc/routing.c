@@ -97,10 +97,9 @@ static void spread_copies(const void *context, int64_t first, int64_t last) {
                    (size_t)c->width * sizeof(elem_t));
 }
 
-int KERNEL(init_routing)(int64_t tokens, int64_t k, int64_t width, int64_t first, int64_t last,
-                         const elem_t *x, const int32_t *experts, elem_t *rows, int32_t *order,
-                         int64_t *counts) {
-    int64_t copies = tokens * k;
+/* Count the copies of each expert from `first` to `last` and give each its row, by expert. */
+static int sort_copies(int64_t copies, int64_t first, int64_t last, const int32_t *experts,
+                       int32_t *order, int64_t *counts) {
     int64_t *next = malloc((size_t)(last - first) * sizeof(int64_t));
     if (!next) return NO_MEMORY;
     memset(counts, 0, (size_t)(last - first) * sizeof(int64_t));
@@ -116,6 +115,15 @@ int KERNEL(init_routing)(int64_t tokens, int64_t k, int64_t width, int64_t first
         order[i] = is_local ? (int32_t)next[experts[i] - first]++ : -1;
     }
     free(next);
+    return OK;
+}
+
+int KERNEL(init_routing)(int64_t tokens, int64_t k, int64_t width, int64_t first, int64_t last,
+                         const elem_t *x, const int32_t *experts, elem_t *rows, int32_t *order,
+                         int64_t *counts) {
+    int64_t copies = tokens * k;
+    int status = sort_copies(copies, first, last, experts, order, counts);
+    if (status) return status;
     copies_t c = {.k = k, .width = width, .x = x, .order = order, .y = rows};
     over_rows(copies, width, spread_copies, &c);
     return OK;

@@ -1,8 +1,12 @@
-"""Demands of the expert family: choice, sorting, grouped products, sum."""
+"""Demands of the expert family: choice, sorting, grouped products, sum.
+
+The quantized products are in `services.worker.ops.rules.moe_quant`.
+"""
 
 from types import MappingProxyType
 
-from services.worker.ops.form import INT32, INT64, WIDE, Form, Sizes
+from services.worker.ops.form import INT8, INT32, INT64, SCALE, WIDE, Form, Sizes
+from services.worker.ops.rules import moe_quant
 from services.worker.ops.rules.rule import INNER_LIMIT, Arguments, Rule, Rules
 
 _MAX_EXPERTS = 2048
@@ -27,6 +31,24 @@ def _routing_limits(arguments: Arguments, sizes: Sizes) -> str:
     return "" if arguments["active_num"] >= -1 else "active_num must be -1 or more"
 
 
+def _sorts_int8(arguments: Arguments) -> bool:
+    return arguments["scale"] is not None
+
+
+def _sorts_and_quantizes(arguments: Arguments) -> bool:
+    return bool(arguments["quant_mode"] == 1)
+
+
+_SORTING = MappingProxyType(
+    {
+        "drop_pad_mode": (0,),
+        "expert_tokens_num_type": (1,),
+        "expert_tokens_num_flag": (True,),
+        "row_idx_type": (0,),
+    }
+)
+
+
 def _grouped_limits(arguments: Arguments, sizes: Sizes) -> str:
     """K and N below 65536; G at least 2."""
     if max(sizes["K"], sizes["N"]) >= INNER_LIMIT:
@@ -43,6 +65,7 @@ def _unpermute_limits(arguments: Arguments, sizes: Sizes) -> str:
 
 RULES: Rules = MappingProxyType(
     {
+        **moe_quant.RULES,
         "npu_grouped_matmul": (
             Rule(
                 tensors={
@@ -57,7 +80,10 @@ RULES: Rules = MappingProxyType(
                     "act_type": (0,),
                 },
                 limits=_grouped_limits,
+                case="plain",
+                applies=moe_quant.is_plain,
             ),
+            *moe_quant.GROUPED,
         ),
         "npu_moe_gating_top_k": (
             Rule(
@@ -73,15 +99,29 @@ RULES: Rules = MappingProxyType(
         ),
         "npu_moe_init_routing_v2": (
             Rule(
-                tensors={"x": Form("T E"), "expert_idx": Form("T k", INT32)},
-                options={
-                    "drop_pad_mode": (0,),
-                    "expert_tokens_num_type": (1,),
-                    "expert_tokens_num_flag": (True,),
-                    "quant_mode": (-1,),
-                    "row_idx_type": (0,),
+                tensors={
+                    "x": Form("T E", INT8),
+                    "expert_idx": Form("T k", INT32),
+                    "scale": Form("T", SCALE),
                 },
+                options={**_SORTING, "quant_mode": (-1,)},
                 limits=_routing_limits,
+                case="rows that are int8 already",
+                applies=_sorts_int8,
+            ),
+            Rule(
+                # Without smoothing factors; an int8 x gives undefined results in this mode.
+                tensors={"x": Form("T E", WIDE), "expert_idx": Form("T k", INT32)},
+                options=_SORTING,
+                limits=_routing_limits,
+                case="quantized on the way",
+                applies=_sorts_and_quantizes,
+            ),
+            Rule(
+                tensors={"x": Form("T E"), "expert_idx": Form("T k", INT32)},
+                options={**_SORTING, "quant_mode": (-1,)},
+                limits=_routing_limits,
+                case="plain",
             ),
         ),
         "npu_moe_token_unpermute": (

@@ -1,0 +1,152 @@
+/* Expert products in int8: rows sorted by group, each group with an int8 or int4 matrix of its own.
+ *
+ * Sums are exact, so a result depends on neither the batch nor the threads. Rows past the last group
+ * are left as they are.
+ */
+#include "int8.h"
+
+enum { PARALLEL_INT8 = 1 << 21 };
+enum { NO_SCALE, SCALE_F32, SCALE_BF16, SCALE_BITS }; /* BITS: float32 in the low half of an int64 */
+
+typedef struct {
+    int64_t total_rows, groups, inner, outer, bits, is_packed, scale_type;
+    const int8_t *x;
+    const void *w, *scale;        /* scale: of each group's columns */
+    const float *row_scale, *bias; /* bias: int4 only, what undoes the device's shift of the rows */
+    const int32_t *w_sums;        /* int4 only: sum of each column's weights */
+    int64_t strips;
+    int64_t *starts;              /* first row of each group */
+    int32_t *offsets;             /* where each row's sums start */
+    float *gated;
+    void *y;
+} experts_t;
+
+static void find_offsets(const void *context, int64_t first, int64_t last) {
+    const experts_t *e = context;
+    for (int64_t row = first; row < last; row++)
+        e->offsets[row] = i8_offset(e->x + row * e->inner, e->inner, (int)e->bits);
+}
+
+/* Check the weight and the groups, and get work space, `gated` values per row in it. The caller
+ * frees `starts`. */
+static int open_experts(experts_t *e, int64_t is_counts, const int64_t *group_list, int64_t gated) {
+    int status = i8_check(e->w, e->groups, e->inner, e->outer, (int)e->bits, (int)e->is_packed);
+    if (status) return status;
+    e->starts = malloc((size_t)(e->groups + 1) * sizeof(int64_t) +
+                       (size_t)e->total_rows * (sizeof(int32_t) + (size_t)gated * sizeof(float)));
+    if (!e->starts) return NO_MEMORY;
+    e->offsets = (int32_t *)(e->starts + e->groups + 1);
+    e->gated = (float *)(e->offsets + e->total_rows);
+    int is_rising = 1;
+    e->starts[0] = 0;
+    for (int64_t group = 0; group < e->groups; group++) {
+        e->starts[group + 1] = is_counts ? e->starts[group] + group_list[group] : group_list[group];
+        is_rising &= e->starts[group + 1] >= e->starts[group];
+    }
+    if (!is_rising || e->starts[e->groups] > e->total_rows) {
+        free(e->starts);
+        return OUT_OF_RANGE;
+    }
+    over_rows(e->starts[e->groups], e->inner, find_offsets, e);
+    return OK;
+}
+
+/* Items are (group, strip): a weight strip is read once for all rows of its group. */
+static void run_strips(experts_t *e, int64_t columns, range_fn body) {
+    e->strips = (columns + I8_COLUMNS - 1) / I8_COLUMNS;
+    int64_t items = e->groups * e->strips;
+    int is_large = e->starts[e->groups] * e->inner * e->outer > PARALLEL_INT8;
+    glm_run(items, is_large ? 1 : items, body, e);
+}
+
+/* Factor and addend of each column: a value is (sum * factor + addend) * the row's scale. */
+typedef struct {
+    float factor[I8_COLUMNS], addend[I8_COLUMNS];
+    int has_addend;
+} columns_t;
+
+static void load_columns(const experts_t *e, int64_t group, int64_t column, int64_t columns,
+                         columns_t *out) {
+    int64_t at = group * e->outer + column;
+    out->has_addend = e->bits == 4;
+    for (int64_t c = 0; c < columns; c++) {
+        union { uint32_t bits; float value; } number;
+        if (e->scale_type == SCALE_F32)
+            number.value = ((const float *)e->scale)[at + c];
+        else if (e->scale_type == SCALE_BF16)
+            number.bits = (uint32_t)((const uint16_t *)e->scale)[at + c] << 16;
+        else
+            number.bits = (uint32_t)((const int64_t *)e->scale)[at + c];
+        out->factor[c] = number.value;
+        if (out->has_addend)
+            out->addend[c] = e->bias[at + c] - 8.0f * (float)e->w_sums[at + c] * number.value;
+    }
+}
+
+ALWAYS_INLINE void scale_sums(const int32_t *sums, const columns_t *columns, float row_scale,
+                              float *values) {
+    if (columns->has_addend)
+        for (int c = 0; c < I8_COLUMNS; c++)
+            values[c] = ((float)sums[c] * columns->factor[c] + columns->addend[c]) * row_scale;
+    else
+        for (int c = 0; c < I8_COLUMNS; c++)
+            values[c] = (float)sums[c] * columns->factor[c] * row_scale;
+}
+
+ALWAYS_INLINE int64_t up_to(int64_t left, int64_t limit) { return left < limit ? left : limit; }
+
+static void store_products(const experts_t *e, const columns_t *scales, int64_t row, int64_t rows,
+                           int64_t column, int64_t columns, const int32_t *sums) {
+    for (int64_t r = 0; r < rows; r++, sums += I8_COLUMNS) {
+        int64_t at = (row + r) * e->outer + column;
+        if (e->scale_type == NO_SCALE) {
+            memcpy((int32_t *)e->y + at, sums, (size_t)columns * sizeof(int32_t));
+            continue;
+        }
+        float values[I8_COLUMNS];
+        scale_sums(sums, scales, e->row_scale[row + r], values);
+        elem_t *y = (elem_t *)e->y + at;
+        if (columns == I8_COLUMNS)
+            for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
+        else
+            for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
+    }
+}
+
+static void multiply_strips(const void *context, int64_t first, int64_t last) {
+    const experts_t *e = context;
+    int32_t sums[I8_CHUNK * I8_COLUMNS];
+    columns_t scales = {0};
+    for (int64_t item = first; item < last; item++) {
+        int64_t group = item / e->strips, column = item % e->strips * I8_COLUMNS;
+        int64_t columns = up_to(e->outer - column, I8_COLUMNS), end = e->starts[group + 1];
+        if (e->starts[group] == end) continue;
+        i8_matrix_t matrix =
+            i8_matrix(e->w, group, e->inner, e->outer, (int)e->bits, (int)e->is_packed);
+        if (e->scale_type != NO_SCALE) load_columns(e, group, column, columns, &scales);
+        for (int64_t row = e->starts[group]; row < end; row += I8_CHUNK) {
+            int64_t rows = up_to(end - row, I8_CHUNK);
+            i8_sums(&matrix, column, rows, e->x + row * e->inner, e->inner, e->offsets + row, sums);
+            store_products(e, &scales, row, rows, column, columns, sums);
+        }
+    }
+}
+
+int KERNEL(grouped_int8)(int64_t total_rows, int64_t groups, int64_t inner, int64_t outer,
+                         int64_t is_counts, int64_t bits, int64_t is_packed, int64_t scale_type,
+                         const int8_t *x, const void *w, const int64_t *group_list,
+                         const void *scale, const float *row_scale, const float *bias,
+                         const int32_t *w_sums, void *y) {
+    experts_t e = {.total_rows = total_rows, .groups = groups, .inner = inner, .outer = outer,
+                   .bits = bits, .is_packed = is_packed, .scale_type = scale_type, .x = x, .w = w,
+                   .scale = scale, .row_scale = row_scale, .bias = bias, .w_sums = w_sums, .y = y};
+    int status = open_experts(&e, is_counts, group_list, 0);
+    if (status) return status;
+    run_strips(&e, outer, multiply_strips);
+    free(e.starts);
+    return OK;
+}
+
+#ifndef ELEM_BF16
+#include "gated_int8.c"
+#endif

@@ -1,0 +1,332 @@
+"""The gated unit of experts in int8: alone on int32 sums, or with the first product before it.
+
+Both end with the quantization of the rows for the second product.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.ops import nz
+from services.worker.ops.checks import require, require_contiguous
+from services.worker.ops.expert_sums import (
+    COUNTS,
+    SCALE_TYPES,
+    check_bias,
+    check_scales,
+    check_weight,
+    column_sums,
+    counts_of,
+    exact_sums,
+    groups_of,
+    num_columns,
+    scale_sums,
+)
+from services.worker.ops.native import Native
+from services.worker.ops.row_quant import quantize_rows
+
+_FUSED = "npu_grouped_matmul_swiglu_quant"
+_FUSED_V2 = "npu_grouped_matmul_swiglu_quant_v2"
+_GATED = "npu_dequant_swiglu_quant"
+_ENDS = 0
+_WIDEST = 16384
+"""Columns of one half that the compiled kernel has room for; the device takes 10496."""
+
+
+def swiglu_quant(
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    weight_scale: Tensor,
+    x_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`swiglu_quant_v2` of int8 weights and groups by their inclusive ends.
+
+    Returns:
+        Rows [M, N / 2] int8, their scales [M] float32, an unused tensor.
+    """
+    _check_first(x, weight, group_list, weight_scale, x_scale, bias, offset)
+    rows, scales = _fused(x, weight, weight_scale, x_scale, group_list, None, _ENDS)
+    return rows, scales, torch.empty(())
+
+
+def _native_swiglu_quant(
+    native: Native,
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    weight_scale: Tensor,
+    x_scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check_first(x, weight, group_list, weight_scale, x_scale, bias, offset)
+    rows, scales = _native_fused(native, x, weight, weight_scale, x_scale, group_list, None, _ENDS)
+    return rows, scales, torch.empty(())
+
+
+def swiglu_quant_v2(
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    *,
+    weight_assist_matrix: Sequence[Tensor] | None = None,
+    group_list_type: int | None = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    """The first product of experts, ``silu(gate) * up``, and the next quantization.
+
+    Args:
+        x: [M, K] int8 rows sorted by group.
+        weight: One tensor [groups, K, N] int8 or [groups, K, N / 8] int32 (int4), in the blocked
+            layout; gate columns come before up's.
+        weight_scale: One tensor [groups, N]: float32 or bfloat16, or for int4 int64, the bits of
+            float32.
+        x_scale: [M] float32 row scales.
+        group_list: [groups] int64 inclusive ends (type 0) or counts (type 1).
+        weight_assist_matrix: int4 only, and needed there: one tensor [groups, N] float32, the bias
+            of the grouped product.
+        group_list_type: 0 or 1.
+        **unused: Other arguments; only their defaults are accepted.
+
+    Returns:
+        Rows [M, N / 2] int8, their scales [M] float32.
+    """
+    assist = _check_second(
+        x, weight, group_list, weight_scale, x_scale, weight_assist_matrix, unused
+    )
+    return _fused(x, weight[0], weight_scale[0], x_scale, group_list, assist, group_list_type)
+
+
+def _native_swiglu_quant_v2(
+    native: Native,
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    x_scale: Tensor,
+    group_list: Tensor,
+    *,
+    weight_assist_matrix: Sequence[Tensor] | None = None,
+    group_list_type: int | None = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    assist = _check_second(
+        x, weight, group_list, weight_scale, x_scale, weight_assist_matrix, unused
+    )
+    return _native_fused(
+        native, x, weight[0], weight_scale[0], x_scale, group_list, assist, group_list_type
+    )
+
+
+def _check_first(
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None,
+    offset: Tensor | None,
+) -> None:
+    require(bias is None and offset is None, _FUSED, "bias and offset must be None")
+    require(weight.dtype is torch.int8, _FUSED, "weight {} must be int8", weight.dtype)
+    _check_fused(_FUSED, x, weight, group_list, scale, row_scale, None)
+
+
+def _check_second(
+    x: Tensor,
+    weight: Sequence[Tensor],
+    group_list: Tensor,
+    scale: Sequence[Tensor],
+    row_scale: Tensor,
+    assist: Sequence[Tensor] | None,
+    unused: Mapping[str, object],
+) -> Tensor | None:
+    """The bias of int4 weights."""
+    for argument, value in unused.items():
+        require(not value, _FUSED_V2, "{} must have its default", argument)
+    is_right = len(weight) == len(scale) == 1 and (not assist or len(assist) == 1)
+    require(is_right, _FUSED_V2, "weights, scales and assist matrix must be one tensor each")
+    bias = assist[0] if assist else None
+    _check_fused(_FUSED_V2, x, weight[0], group_list, scale[0], row_scale, bias)
+    return bias
+
+
+def _check_fused(
+    operator: str,
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    bias: Tensor | None,
+) -> None:
+    check_weight(operator, x, weight, group_list)
+    # The device reads the bytes as blocked ones, whatever they are.
+    require(nz.is_nz(weight), operator, "weight must be in the blocked layout (NZ)")
+    outer = num_columns(weight)
+    require(outer % 2 == 0, operator, "{} columns must be two halves", outer)
+    check_scales(operator, x, weight, (weight.shape[0], outer), scale, row_scale)
+    check_bias(operator, weight, bias)
+
+
+def _fused(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    group_list: Tensor,
+    bias: Tensor | None,
+    group_list_type: int | None,
+) -> tuple[Tensor, Tensor]:
+    counts = counts_of(group_list, group_list_type)
+    groups = groups_of(_FUSED, counts, len(x))
+    sums = exact_sums(x, weight, counts)
+    gate, up = scale_sums(sums, groups, weight, scale, bias, row_scale).chunk(2, dim=-1)
+    return _quantized(torch.nn.functional.silu(gate) * up, len(x))
+
+
+def _native_fused(
+    native: Native,
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    group_list: Tensor,
+    bias: Tensor | None,
+    group_list_type: int | None,
+) -> tuple[Tensor, Tensor]:
+    require_contiguous(_FUSED, x, scale, row_scale, group_list)
+    (total, inner), (groups, outer) = x.shape, scale.shape
+    rows = torch.empty(total, outer // 2, dtype=torch.int8)
+    scales = torch.empty(total, dtype=torch.float32)
+    added, sums, bits = x, x, 8  # not read
+    if bias is not None:
+        require_contiguous(_FUSED, bias)
+        added, sums, bits = bias, column_sums(native, weight), 4
+    native.call(
+        "grouped_swiglu",
+        torch.float32,
+        (total, groups, inner, outer, group_list_type == COUNTS, bits, SCALE_TYPES[scale.dtype]),
+        x, weight, group_list, scale, row_scale, added, sums, rows, scales,
+    )  # fmt: skip
+    return rows, scales
+
+
+def dequant_swiglu_quant(
+    x: Tensor,
+    *,
+    weight_scale: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    group_index: Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    """Scale int32 sums, join their halves as ``silu(one) * other``, quantize again.
+
+    Args:
+        x: [T, N] int32 sums.
+        weight_scale: Column scales [groups, N] float32; [N] or [1, N] without groups.
+        activation_scale: Row scales [T] float32.
+        group_index: [groups] int64 counts of rows; None for one group of all.
+        activate_left: Whether the first half is the gate, or the second.
+        quant_mode: 1 only: a scale per row.
+        **unused: Other arguments; only their defaults are accepted.
+
+    Returns:
+        [T, N / 2] int8, [T] float32 scales.
+    """
+    factors, row_scale = _check_gated(
+        x, weight_scale, activation_scale, group_index, quant_mode, unused
+    )
+    counts = torch.tensor([len(x)]) if group_index is None else group_index
+    groups = groups_of(_GATED, counts, len(x))
+    values = x[: len(groups)].float() * factors.view(len(counts), -1)[groups]
+    left, right = (values * row_scale.view(-1, 1)[: len(groups)]).chunk(2, dim=-1)
+    gate, up = (left, right) if activate_left else (right, left)
+    return _quantized(torch.nn.functional.silu(gate) * up, len(x))
+
+
+def _native_dequant_swiglu_quant(
+    native: Native,
+    x: Tensor,
+    *,
+    weight_scale: Tensor | None = None,
+    activation_scale: Tensor | None = None,
+    group_index: Tensor | None = None,
+    activate_left: bool = False,
+    quant_mode: int = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    factors, row_scale = _check_gated(
+        x, weight_scale, activation_scale, group_index, quant_mode, unused
+    )
+    total, width = x.shape[0], x.shape[1] // 2
+    require(width <= _WIDEST, _GATED, "halves of {} columns are too wide on CPU", width)
+    counts = x if group_index is None else group_index  # x: not read
+    require_contiguous(_GATED, x, factors, row_scale, counts)
+    rows = torch.empty(total, width, dtype=torch.int8)
+    scales = torch.empty(total, dtype=torch.float32)
+    groups = 0 if group_index is None else len(group_index)
+    numbers = (total, width, groups, activate_left)
+    native.call(
+        "dequant_swiglu", torch.float32, numbers, x, factors, row_scale, counts, rows, scales
+    )
+    return rows, scales
+
+
+def _check_gated(
+    x: Tensor,
+    weight_scale: Tensor | None,
+    row_scale: Tensor | None,
+    group_index: Tensor | None,
+    quant_mode: int,
+    unused: Mapping[str, object],
+) -> tuple[Tensor, Tensor]:
+    """Column scales and row scales."""
+    for argument, value in unused.items():
+        require(not value, _GATED, "{} must have its default", argument)
+    require(quant_mode == 1, _GATED, "quant_mode must be 1")
+    is_right = x.dim() == 2 and x.dtype is torch.int32 and x.shape[1] % 2 == 0
+    require(is_right, _GATED, "x {} must be [T, N] int32, two halves", x.shape)
+    if weight_scale is None or row_scale is None:
+        raise ValueError(f"{_GATED}: int32 sums need weight_scale and activation_scale")
+    groups = 1 if group_index is None else len(group_index)
+    is_right = weight_scale.numel() == groups * x.shape[1]
+    require(is_right, _GATED, "weight_scale {} must be [groups, N]", weight_scale.shape)
+    is_right = row_scale.numel() == x.shape[0]
+    require(is_right, _GATED, "activation_scale {} must be [T]", row_scale.shape)
+    is_right = weight_scale.dtype is row_scale.dtype is torch.float32
+    require(is_right, _GATED, "scales must be float32")
+    is_right = group_index is None or group_index.dtype is torch.int64
+    require(is_right, _GATED, "group_index must be int64 counts")
+    return weight_scale, row_scale
+
+
+def _quantized(values: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Rows in int8 and their scales; zeros up to `num_rows`."""
+    found = quantize_rows(values)
+    rows = torch.zeros((num_rows, values.shape[1]), dtype=torch.int8)
+    scales = torch.zeros(num_rows)
+    rows[: len(values)], scales[: len(values)] = found
+    return rows, scales
+
+
+def kernels(native: Native | None) -> dict[str, Callable[..., object]]:
+    """Kernels of this family."""
+    if native is None:
+        return {_FUSED: swiglu_quant, _FUSED_V2: swiglu_quant_v2, _GATED: dequant_swiglu_quant}
+    partial = functools.partial
+    return {
+        _FUSED: partial(_native_swiglu_quant, native),
+        _FUSED_V2: partial(_native_swiglu_quant_v2, native),
+        _GATED: partial(_native_dequant_swiglu_quant, native),
+    }
