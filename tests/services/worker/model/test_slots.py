@@ -1,5 +1,6 @@
 """Where checkpoint tensors land, whole or a rank's part of them."""
 
+import pytest
 import torch
 
 from services.worker.model.placement import Placement
@@ -30,6 +31,20 @@ def test_a_whole_matrix_needs_no_window() -> None:
     source = torch.arange(6.0).view(3, 2)
     slot.store(source)
     assert torch.equal(target, source.T)
+
+
+@pytest.mark.parametrize("rows", [2, 127, 128, 129, 300])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_a_matrix_lands_transposed_beside_another_whatever_its_size(
+    rows: int, stored: torch.dtype
+) -> None:
+    product = torch.zeros(5, rows + 3)
+    source = torch.arange(rows * 5).view(rows, 5).remainder(251).to(stored)
+    target = product[:, 2 : rows + 2].t()
+    matrix_slot("w.weight", target, Shard.whole("w", rows, 5)).store(source)
+    assert torch.equal(product[:, 2 : rows + 2], source.t().float())
+    assert not product[:, :2].any()
+    assert not product[:, -1].any()
 
 
 def test_a_part_of_a_matrix_names_its_rows_and_columns() -> None:
