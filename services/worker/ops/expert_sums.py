@@ -16,7 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from services.worker.ops import int4, nz
+from services.worker.ops import nz
 from services.worker.ops.checks import require
 from services.worker.ops.native import Native
 
@@ -104,8 +104,9 @@ def scale_sums(
     row_scale: Tensor,
 ) -> Tensor:
     """float32 values of exact sums."""
-    factors = int4.scale_values(scale) if scale.dtype is torch.int64 else scale.float()
-    factors = factors.reshape(len(scale), -1)
+    if scale.dtype is torch.int64:
+        scale = scale.to(torch.int32).view(torch.float32)
+    factors = scale.float().reshape(len(scale), -1)
     values = sums.float() * factors[groups]
     if bias is not None:
         shift = _SHIFT * nz.plain(weight).sum(1, dtype=torch.int32).float()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.ops import int4, nz
+from services.worker.ops import nz
 
 COUNTS = [3, 0, 1, 61, 9]  # an empty group, one row, more rows than share a strip
 ROWS = 80  # 6 more than are in groups
@@ -28,6 +28,11 @@ def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
     """int4 values [..., N] as int32 [..., N / 8], the first column lowest."""
     pairs = (weight[..., ::2] & 15) | (weight[..., 1::2] << 4)
     return pairs.contiguous().view(torch.int32)
+
+
+def scale_bits(scale: torch.Tensor) -> torch.Tensor:
+    """float32 scales as the device reads them: bits in the lower half of an int64."""
+    return scale.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
 def multiply(kernels: Any, x: torch.Tensor, weight: torch.Tensor, **changes: Any) -> torch.Tensor:
@@ -124,7 +129,7 @@ def test_int4_values_are_the_plain_integer_product(
         kernels,
         x,
         layout(pack_pairs(weight), is_packed),
-        scale=[int4.scale_bits(scale)[:, None]],
+        scale=[scale_bits(scale)[:, None]],
         bias=[bias],
         per_token_scale=[row_scale],
         output_dtype=dtype,
@@ -149,7 +154,7 @@ def test_a_wrong_int4_bias_shows_as_on_the_device(
         kernels,
         x,
         layout(pack_pairs(weight), is_packed),
-        scale=[int4.scale_bits(scale)[:, None]],
+        scale=[scale_bits(scale)[:, None]],
         bias=[bias],
         per_token_scale=[row_scale],
         output_dtype=torch.float32,
