@@ -19,7 +19,7 @@ from services.worker import capacity, ops
 from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
-from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
+from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
 from services.worker.loading.load import load_model
 from services.worker.loading.progress import shown_progress
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
@@ -68,7 +68,8 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         decoder = load_model(path, spec, progress=show)
     with _guarded(device):
         num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
-        caches = allocate(config, num_blocks, dtype, device)
+        caches = allocate(spec, num_blocks)
+        check_layout(spec, caches)
         _prove(decoder, caches, config)
     limits = Capacity(
         num_blocks=num_blocks,
@@ -78,7 +79,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,
         vocab_size=known,
-        block_size_bytes=bytes_per_block(config, dtype),
+        block_size_bytes=bytes_per_block(spec),
         model_digest=model_digest(path),
     )
     executor = ModelExecutor(
@@ -153,7 +154,7 @@ def _choose_num_blocks(
 ) -> int:
     if settings.num_kv_blocks is not None:
         return capacity.check_block_count(settings.num_kv_blocks, max_model_len)
-    block_bytes = bytes_per_block(config, decoder.dtype)
+    block_bytes = bytes_per_block(decoder.spec)
     budget = settings.kv_cache_memory_bytes
     if decoder.device.type == "cpu":
         budget = capacity.host_budget(budget, capacity.free_host_bytes())
@@ -169,7 +170,7 @@ def _run_largest_step(
     settings: WorkerSettings, config: ModelConfig, decoder: Decoder, max_model_len: int
 ) -> None:
     """As many tokens and as many sampled rows as a plan may have."""
-    caches = allocate(config, 2, decoder.dtype, decoder.device)
+    caches = allocate(decoder.spec, 2)
     num_tokens = min(settings.max_num_batched_tokens, max_model_len)
     num_seqs = settings.max_num_batched_tokens // num_tokens
     token_ids, step = dummy_step(num_seqs, num_tokens, decoder.device)

@@ -38,12 +38,11 @@ def run_chunk(
 
 
 def test_a_prompt_in_one_step_equals_the_prompt_in_pieces(nano: Decoder) -> None:
-    config = nano.config
     generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(0, config.vocab_size, (NUM_TOKENS,), generator=generator)
-    whole = run_chunk(nano, kv_cache.allocate(config, 3, torch.float32, "cpu"), ids, 0)
+    ids = torch.randint(0, nano.config.vocab_size, (NUM_TOKENS,), generator=generator)
+    whole = run_chunk(nano, kv_cache.allocate(nano.spec, 3), ids, 0)
     assert bool(whole.isfinite().all())
-    caches = kv_cache.allocate(config, 3, torch.float32, "cpu")
+    caches = kv_cache.allocate(nano.spec, 3)
     pieces = [run_chunk(nano, caches, ids[:140], 0)]
     pieces += [run_chunk(nano, caches, ids[at : at + 1], at) for at in range(140, NUM_TOKENS)]
     # Sums of float32 in another order; logits are of size 10.

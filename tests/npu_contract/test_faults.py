@@ -38,7 +38,7 @@ def decoder() -> Decoder:
 def run_step() -> torch.Tensor:
     token_ids, step = make_step(CASE, "meta")
     with DeviceGuard():
-        hidden = decoder().forward(token_ids, step, make_caches(CONFIG, CASE, "meta"))
+        hidden = decoder().forward(token_ids, step, make_caches(decoder().spec, CASE))
         return decoder().compute_logits(hidden)
 
 

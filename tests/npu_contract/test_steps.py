@@ -69,7 +69,7 @@ def decoder(name: str) -> Decoder:
 def run(name: str, step_name: str) -> tuple[Recorder, torch.Tensor, torch.Tensor]:
     case = STEPS[step_name]
     token_ids, step = make_step(case, "meta")
-    caches = make_caches(CONFIGS[name], case, "meta")
+    caches = make_caches(decoder(name).spec, case)
     with Recorder() as recorder, DeviceGuard():
         hidden = decoder(name).forward(token_ids, step, caches)
         logits = decoder(name).compute_logits(hidden)

@@ -14,6 +14,7 @@ from torch import Tensor
 from services.worker.kv_cache import KVCaches, allocate
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.metadata import StepMetadata
+from services.worker.model.spec import ModelSpec
 from tools.npu_contract.environment import ROOT
 
 _CUT_LAYERS = 8
@@ -115,7 +116,7 @@ def make_step(case: StepCase, device: str) -> tuple[Tensor, StepMetadata]:
     return torch.zeros(len(positions), dtype=torch.int64, device=device), step
 
 
-def make_caches(config: ModelConfig, case: StepCase, device: str) -> KVCaches:
+def make_caches(spec: ModelSpec, case: StepCase) -> KVCaches:
     """Caches with room for the step."""
     num_blocks = 2 + sum(-(-length // BLOCK_SIZE) for length in case.seq_lens)
-    return allocate(config, num_blocks, torch.bfloat16, device)
+    return allocate(spec, num_blocks)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.worker.kv_cache import LayerCache
 from services.worker.model.indexer import Indexer
+from services.worker.model.latent_cache import make_latent_cache
 from services.worker.model.norm import RMSNorm
 from services.worker.model.projections import check_is_float, make_projection
 from services.worker.model.shards import Cut
@@ -39,6 +40,7 @@ class SparseLatentAttention:
         eps, dtype, device = config.latent_norm_eps, spec.dtype, spec.device
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, dtype, device)
         self.kv_a_layernorm = RMSNorm(latent, eps, dtype, device)
+        self.latent_cache = make_latent_cache(spec, self.kv_a_layernorm)
         self.q_b_proj = make_projection(
             spec,
             prefix,
@@ -55,7 +57,7 @@ class SparseLatentAttention:
         out = {"o_proj": config.hidden_size}
         self.o_proj = make_projection(spec, prefix, out, values, Cut.INPUTS)
         has_indexer = config.has_indexer(layer)
-        self.indexer = Indexer(spec, f"{prefix}indexer.") if has_indexer else None
+        self.indexer = Indexer(spec, layer, f"{prefix}indexer.") if has_indexer else None
 
     def __call__(
         self, x: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -78,20 +80,9 @@ class SparseLatentAttention:
         q_part, kv_part = latents.split_with_sizes([rank, width], 1)
         q_latent = self.q_a_layernorm(q_part)
         # Both caches are written before selection and attention: new tokens see themselves.
-        torch.ops.npu.npu_kv_rmsnorm_rope_cache_v2(
-            kv_part.view(-1, 1, 1, width),
-            self.kv_a_layernorm.weight,
-            step.cos,
-            step.sin,
-            step.slots,
-            cache.rope,
-            cache.latent,
-            epsilon=self.kv_a_layernorm.epsilon,
-            cache_mode="PA",
-        )
+        self.latent_cache.write(kv_part, step, cache)
         if self.indexer is not None:
-            assert cache.indexer is not None
-            topk = self.indexer(x, q_latent, step, cache.indexer)
+            topk = self.indexer(x, q_latent, step, cache)
         return self._attend(q_latent, step, cache, topk), topk
 
     def _attend(
@@ -102,23 +93,7 @@ class SparseLatentAttention:
         nope, rope = queries.split_with_sizes([config.qk_nope_head_dim, config.qk_rope_head_dim], 2)
         absorbed = _by_head(nope, self.W_UK_T)
         rotated = torch.ops.npu.npu_interleave_rope(rope.unsqueeze(2), step.cos, step.sin)
-        attended = torch.ops.npu.npu_sparse_flash_attention(
-            absorbed,
-            cache.latent,
-            cache.latent,
-            topk,
-            config.softmax_scale,
-            block_table=step.block_table,
-            actual_seq_lengths_query=step.cum_query_lens,
-            actual_seq_lengths_kv=step.seq_lens,
-            query_rope=rotated.squeeze(2),
-            key_rope=cache.rope,
-            sparse_block_size=1,
-            layout_query="TND",
-            layout_kv="PA_BSND",
-            sparse_mode=3,
-            attention_mode=2,  # absorbed MLA; the schema's default of 0 is refused by the kernel
-        )[0]
+        attended = self.latent_cache.attend(absorbed, rotated.squeeze(2), step, cache, topk)
         values = _by_head(attended, self.W_UV)
         return self.o_proj(values.flatten(1))
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kv_cache import LayerCache
+from services.worker.model.key_cache import make_key_cache
 from services.worker.model.projections import make_float_projection, make_projection
 from services.worker.model.slots import WeightSlot, plain_slot
 from services.worker.model.spec import ModelSpec
@@ -34,13 +36,12 @@ class KeyNorm:
 class Indexer:
     """Scores cached keys for each token and selects the best K."""
 
-    def __init__(self, spec: ModelSpec, prefix: str) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, prefix: str) -> None:
         config = spec.config
         self._prefix = prefix
         self.num_heads = config.index_n_heads
         self.head_dim = config.index_head_dim
         self.rope_dim = config.qk_rope_head_dim
-        self.topk = config.index_topk
         queries = {"wq_b": self.num_heads * self.head_dim}
         self.wq_b = make_projection(spec, prefix, queries, config.q_lora_rank)
         # Both read the hidden state. Scale factors that are the same for every position (Di^-0.5,
@@ -48,38 +49,25 @@ class Indexer:
         parts = {"wk": self.head_dim, "weights_proj": self.num_heads}
         self.wk_weights_proj = make_float_projection(spec, prefix, parts, config.hidden_size)
         self.k_norm = KeyNorm(self.head_dim, spec.dtype, spec.device)
+        self.key_cache = make_key_cache(spec, layer)
 
-    def __call__(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: LayerCache) -> Tensor:
         """Cache the step's keys, then select.
 
         Args:
             x: [T, E] normalised hidden states.
             q_latent: [T, Q] normalised query latent.
             step: The step.
-            cache: [B, 128, 1, Di] indexer keys, written.
+            cache: This layer's caches; the keys are written.
 
         Returns:
             [T, 1, K] int32 positions, -1 behind the valid ones.
         """
         keys, weights = self.wk_weights_proj(x).split_with_sizes([self.head_dim, self.num_heads], 1)
         keys = self._rotate(self.k_norm(keys).unsqueeze(1), step).squeeze(1)
-        torch.ops.npu.npu_scatter_nd_update_(
-            cache.view(-1, self.head_dim), step.slots.view(-1, 1), keys
-        )
+        self.key_cache.write(keys, step, cache)
         queries = self.wq_b(q_latent).view(-1, self.num_heads, self.head_dim)
-        selected: Tensor = torch.ops.npu.npu_lightning_indexer(
-            self._rotate(queries, step),
-            cache,
-            weights.contiguous(),
-            actual_seq_lengths_query=step.cum_query_lens,
-            actual_seq_lengths_key=step.seq_lens,
-            block_table=step.block_table,
-            layout_query="TND",
-            layout_key="PA_BSND",
-            sparse_count=self.topk,
-            sparse_mode=3,
-        )[0]
-        return selected
+        return self.key_cache.select(self._rotate(queries, step), weights, step, cache)
 
     def _rotate(self, x: Tensor, step: StepInputs) -> Tensor:
         """Rotate the first 64 lanes of `x` [T, heads, Di] in place."""

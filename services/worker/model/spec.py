@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.worker.kv_cache import CacheFormat
+from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.model.placement import WHOLE, Placement
 from services.worker.quant.scheme import QuantDescription

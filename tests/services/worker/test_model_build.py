@@ -10,9 +10,10 @@ import torch
 
 from services.worker import capacity, model_build
 from services.worker.dummy import dummy_step
-from services.worker.kv_cache import KVCaches, allocate, bytes_per_block
+from services.worker.kv_cache import KVCaches, bytes_per_block
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelSpec
 from services.worker.model_build import build_model_executor
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
@@ -42,6 +43,11 @@ def oracle(make_checkpoint: Callable[..., Any]) -> Any:
 def settings(path: Path, **changes: Any) -> WorkerSettings:
     values = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "num_threads": 1}
     return WorkerSettings(address="unix:/tmp/w.sock", model=path, **(values | changes))
+
+
+def spec_of(path: Path) -> ModelSpec:
+    config = ModelConfig.from_dir(path)
+    return ModelSpec(config=config, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def build(path: Path, **changes: Any) -> ModelExecutor[KVCaches]:
@@ -125,8 +131,7 @@ def test_steps_are_padded_only_where_that_makes_rows_independent(
 
 
 def test_capacity_tells_what_was_built(oracle: Any) -> None:
-    config = ModelConfig.from_dir(oracle.path)
-    block = bytes_per_block(config, torch.float32)
+    block = bytes_per_block(spec_of(oracle.path))
     executor = build(oracle.path, kv_cache_memory_bytes=20 * block + 5)
     capacity = executor.capacity
     assert capacity.num_blocks == 20
@@ -155,7 +160,7 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
     head = decoder.compute_logits
     monkeypatch.setattr(decoder, "compute_logits", lambda x: shapes.append(x.shape) or head(x))
     config = ModelConfig.from_dir(oracle.path)
-    block = bytes_per_block(config, torch.float32)
+    block = bytes_per_block(decoder.spec)
 
     def measured(device: torch.device, run: Callable[[], None]) -> capacity.MemoryUse:
         run()
@@ -163,7 +168,6 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
 
     monkeypatch.setattr(model_build.capacity, "measure_device", measured)
     monkeypatch.setattr(decoder, "device", SimpleNamespace(type="npu"))
-    monkeypatch.setattr(model_build, "allocate", lambda c, n, t, d: allocate(c, n, t, "cpu"))
     monkeypatch.setattr(
         model_build, "dummy_step", lambda n, t, d: dummy_step(n, t, torch.device("cpu"))
     )

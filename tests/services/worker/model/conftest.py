@@ -25,13 +25,7 @@ class Driver:
         self.decoder = decoder
         self.per_sequence = -(-max_len // 128)
         num_blocks = 1 + num_sequences * self.per_sequence
-        self.caches = kv_cache.allocate(
-            decoder.config,
-            num_blocks,
-            decoder.dtype,
-            decoder.device,
-            with_mtp=decoder.mtp is not None,
-        )
+        self.caches = kv_cache.allocate(decoder.spec, num_blocks)
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(num_blocks - 1, generator=generator) + 1
         self.table = order.view(num_sequences, self.per_sequence).to(torch.int32)

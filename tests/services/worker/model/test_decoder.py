@@ -245,7 +245,7 @@ def test_the_step_runs_on_meta_tensors(tiny_values: dict[str, Any]) -> None:
     config = ModelConfig.from_dict(tiny_values)
     spec = ModelSpec(config=config, dtype=torch.bfloat16, device=torch.device("meta"))
     decoder = Decoder.build(spec)
-    caches = kv_cache.allocate(config, 4, torch.bfloat16, "meta")
+    caches = kv_cache.allocate(spec, 4)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")

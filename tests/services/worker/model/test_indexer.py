@@ -24,13 +24,13 @@ def test_keys_are_normed_rotated_and_cached_and_the_best_are_selected(
     fill: Callable[..., dict[str, torch.Tensor]],
     first_step: Callable[[int], Any],
 ) -> None:
-    config, indexer = spec.config, Indexer(spec, "")
+    config, indexer = spec.config, Indexer(spec, 0, "")
     weights = fill(indexer.slots())
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(60, config.hidden_size, generator=generator)
     q_latent = torch.randn(60, config.q_lora_rank, generator=generator)
     step, cache = first_step(60)
-    selected = indexer(x, q_latent, step, cache.indexer)
+    selected = indexer(x, q_latent, step, cache)
 
     keys = functional.layer_norm(
         x @ weights["wk.weight"].T, (128,), weights["k_norm.weight"], weights["k_norm.bias"], 1e-6

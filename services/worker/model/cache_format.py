@@ -1,0 +1,58 @@
+"""In which of the paged caches rows are kept in eight bits, and of which types.
+
+The two choices are independent. Packed latents are for all layers; 8-bit indexer keys are for all
+layers with an indexer, or for those that the checkpoint's description of its quantization names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Generation = Literal["a2", "a3", "a5"]
+
+# How descriptions name a layer's keys, and the values that mean eight bits.
+_KEY_ENTRIES = (".indexer.quant_type", ".indexer.wq_b_weight")
+_KEY_TYPES = frozenset({"INT8_DYNAMIC", "W8A8_MXFP8"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFormat:
+    """Formats of latents and indexer keys, and for which devices."""
+
+    sparse_sfa_c8: bool = False
+    """Latent and rotated key in one packed row of 656 bytes."""
+    sparse_li_c8: bool = False
+    """Indexer keys as int8 (or float8) with a scale."""
+    generation: Generation = "a3"
+    """Atlas generation: A5 keeps float8 where the others keep int8."""
+
+    @property
+    def eight_bit_type(self) -> torch.dtype:
+        """Type of packed rows and of 8-bit keys."""
+        return torch.float8_e4m3fn if self.generation == "a5" else torch.int8
+
+    @property
+    def key_scale_type(self) -> torch.dtype:
+        """Type of the scales of 8-bit keys and of queries."""
+        return torch.float32 if self.generation == "a5" else torch.float16
+
+    @property
+    def head_weight_type(self) -> torch.dtype:
+        """Type of the head weights that the indexer takes with 8-bit keys."""
+        return torch.bfloat16 if self.generation == "a5" else torch.float16
+
+    def has_c8_keys(self, layer: int, types: Mapping[str, str]) -> bool:
+        """Whether a layer with an indexer keeps its keys in eight bits.
+
+        Args:
+            layer: Its number in the checkpoint.
+            types: The description of the checkpoint's quantization; empty without one.
+        """
+        if not self.sparse_li_c8:
+            return False
+        if not any(name.endswith(_KEY_ENTRIES) for name in types):
+            return True
+        entries = (f"model.layers.{layer}.self_attn{entry}" for entry in _KEY_ENTRIES)
+        return any(types.get(entry) in _KEY_TYPES for entry in entries)

@@ -1,0 +1,133 @@
+"""Writing and reading the indexer's key cache of one layer, plain or in eight bits.
+
+Eight bits (LI C8) hold a key whose size is spread evenly over its lanes best. So keys and queries
+are rotated by one orthogonal matrix first, which leaves every product as it was.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.worker.kv_cache import LayerCache
+from services.worker.model.spec import ModelSpec
+from services.worker.model.step import StepInputs
+
+
+class KeyCache(Protocol):
+    """How a layer's indexer keys are kept, and how positions are selected by them."""
+
+    def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
+        """Keep `keys` [T, Di] at the step's slots."""
+        ...
+
+    def select(
+        self, queries: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache
+    ) -> Tensor:
+        """The best positions [T, 1, K] for queries [T, Hi, Di] and head weights [T, Hi]."""
+        ...
+
+
+def make_key_cache(spec: ModelSpec, layer: int) -> KeyCache:
+    """The form that the spec and the checkpoint ask for in one layer."""
+    is_c8 = spec.cache.has_c8_keys(layer, spec.quantization.types)
+    return (QuantizedKeyCache if is_c8 else PlainKeyCache)(spec)
+
+
+class PlainKeyCache:
+    """Keys in the model's type."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._width = spec.config.index_head_dim
+        self._topk = spec.config.index_topk
+
+    def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
+        """Write rows of keys."""
+        assert cache.indexer is not None
+        torch.ops.npu.npu_scatter_nd_update_(
+            cache.indexer.view(-1, self._width), step.slots.view(-1, 1), keys
+        )
+
+    def select(
+        self, queries: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache
+    ) -> Tensor:
+        """Select on the cached keys themselves."""
+        selected: Tensor = torch.ops.npu.npu_lightning_indexer(
+            queries,
+            cache.indexer,
+            weights.contiguous(),
+            actual_seq_lengths_query=step.cum_query_lens,
+            actual_seq_lengths_key=step.seq_lens,
+            block_table=step.block_table,
+            layout_query="TND",
+            layout_key="PA_BSND",
+            sparse_count=self._topk,
+            sparse_mode=3,
+        )[0]
+        return selected
+
+
+class QuantizedKeyCache:
+    """Rotated keys in eight bits with a scale per token."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._width = spec.config.index_head_dim
+        self._topk = spec.config.index_topk
+        self._type = spec.cache.eight_bit_type
+        self._scale_type = spec.cache.key_scale_type
+        self._weight_type = spec.cache.head_weight_type
+        # Kept, not made per step: a captured step reads it at its address.
+        self._rotation = hadamard(self._width).to(spec.dtype).to(spec.device)
+
+    def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
+        """Write rows of keys, and their scales beside them."""
+        assert cache.indexer is not None
+        assert cache.indexer_scale is not None
+        lanes, scales = self._quantize(keys)
+        slots = step.slots.view(-1, 1)
+        torch.ops.npu.npu_scatter_nd_update_(
+            cache.indexer.view(torch.int8).view(-1, self._width), slots, lanes.view(torch.int8)
+        )
+        torch.ops.npu.npu_scatter_nd_update_(
+            cache.indexer_scale.view(-1, 1), slots, scales.view(-1, 1)
+        )
+
+    def select(
+        self, queries: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache
+    ) -> Tensor:
+        """Select on 8-bit keys with 8-bit queries."""
+        assert cache.indexer_scale is not None
+        lanes, scales = self._quantize(queries.view(-1, self._width))
+        selected: Tensor = torch.ops.npu.npu_quant_lightning_indexer(
+            lanes.view(queries.shape),
+            cache.indexer,
+            weights.to(self._weight_type).contiguous(),
+            scales.view(weights.shape),
+            cache.indexer_scale.squeeze(3),
+            query_quant_mode=0,  # a scale per token and head
+            key_quant_mode=0,
+            actual_seq_lengths_query=step.cum_query_lens,
+            actual_seq_lengths_key=step.seq_lens,
+            block_table=step.block_table,
+            layout_query="TND",
+            layout_key="PA_BSND",
+            sparse_count=self._topk,
+            sparse_mode=3,
+        )
+        return selected
+
+    def _quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [N, Di] rotated, in eight bits, and their scales [N]."""
+        rotated = torch.ops.glm.linear(rows, self._rotation)
+        lanes, scales = torch.ops.npu.npu_dynamic_quant(rotated, dst_type=self._type)
+        return lanes, scales.to(self._scale_type)
+
+
+def hadamard(size: int) -> Tensor:
+    """The Sylvester matrix of a power of two, divided by its norm: orthogonal and symmetric."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    assert len(matrix) == size
+    scaled: Tensor = matrix * size**-0.5
+    return scaled
