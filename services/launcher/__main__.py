@@ -1,6 +1,6 @@
 """The `glm-mesh` command.
 
-`up` runs the whole mesh; the name of a service replaces this process by that service alone. No
+`up` runs the whole mesh; the name of a service or tool replaces this process by it alone. No
 service is imported here.
 """
 
@@ -17,6 +17,9 @@ from shared.errors import ConfigError
 
 EXIT_USAGE: Final = 2
 
+# Commands that are parts of a service's package.
+TOOLS: Final = {"plan": "worker.sizing"}
+
 USAGE: Final = """\
 usage: glm-mesh COMMAND [options]
 
@@ -25,6 +28,7 @@ usage: glm-mesh COMMAND [options]
   detokenizer   run this service alone
   scheduler     run this service alone
   worker        run this service alone
+  plan          size a deployment without weights or devices: what its memory goes to, what fits
   version       print the version
 
 `glm-mesh COMMAND --help` lists the options of a command.
@@ -44,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if command == "up":
             return run_up(words[1:])
-        if command in SERVICES:
-            become(command, words[1:])
+        if command in SERVICES or command in TOOLS:
+            become(TOOLS.get(command, command), words[1:])
     except ConfigError as error:
         sys.stderr.write(f"glm-mesh: {error}\n")
         return EXIT_USAGE
@@ -56,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def become(service: str, flags: Sequence[str]) -> None:
-    """Replace this process by the service; returns never."""
+    """Replace this process by the service or tool; returns never."""
     program = [*module_command(service), *flags]
     sys.stdout.flush()
     os.execv(program[0], program)

@@ -1,0 +1,148 @@
+"""Memory of the largest step: what its tensors take at the fullest moment.
+
+Formulas over the tensors that the model's code holds, so exact up to what a kernel allocates by
+itself; where tokens change ranks on the way to their experts, the share of a busy rank is an
+estimate.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.worker.quant.scheme import Scheme
+from services.worker.sizing.deployment import Deployment
+from services.worker.sizing.moe_traffic import MoeMethod, mc2_capacity, moe_method
+
+_STREAM_TENSORS: Final = 6
+"""[T, E] tensors alive inside a layer: input and sum before and after each norm, two results."""
+
+_BUSY: Final = 2
+"""Estimate: rows of the busiest rank, in shares of an even spread over experts."""
+
+_DRAW_BYTES: Final = 34
+"""Per logit of a drawn row, sampler.py and draw.py: copy, scaled, probabilities, sorted values
+with their ids, running sums, masks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """Parts of a step that are alive together."""
+
+    stream: int
+    attention: int
+    experts: int
+
+    @property
+    def peak(self) -> int:
+        """The fullest moment: attention and experts take turns."""
+        return self.stream + max(self.attention, self.experts)
+
+
+def step_bytes(deployment: Deployment, num_tokens: int) -> StepBytes:
+    """A step in which a replica has `num_tokens`, without its top-k indices."""
+    config, size = deployment.config, deployment.element_bytes
+    return StepBytes(
+        stream=_STREAM_TENSORS * num_tokens * config.hidden_size * size,
+        attention=_attention(deployment, num_tokens),
+        experts=_experts(deployment, num_tokens),
+    )
+
+
+def topk_bytes(deployment: Deployment, num_tokens: int) -> int:
+    """Selected positions of a step, int32: those in use and those a layer is choosing."""
+    return 2 * _attention_tokens(deployment, num_tokens) * deployment.config.index_topk * 4
+
+
+def logits_bytes(deployment: Deployment) -> int:
+    """Logits of the sampled rows, and what drawing from all of them takes."""
+    config, size = deployment.config, deployment.element_bytes
+    parts = 1 + (deployment.topology.tensor_parallel_size > 1)  # own columns, then all of them
+    return deployment.decode_tokens * config.vocab_size * (parts * size + 4 + _DRAW_BYTES)
+
+
+def gathered_latent_bytes(deployment: Deployment, latent_row: int) -> int:
+    """Rows of a longest sequence, brought together for one layer of a step with a prompt."""
+    if deployment.topology.decode_context_parallel_size == 1:
+        return 0
+    return deployment.max_model_len * latent_row
+
+
+def stage_bytes(deployment: Deployment, num_tokens: int) -> int:
+    """Hidden states and running sum on their way to the next pipeline stage."""
+    if deployment.topology.pipeline_parallel_size == 1:
+        return 0
+    return 2 * num_tokens * deployment.config.hidden_size * deployment.element_bytes
+
+
+def _attention_tokens(deployment: Deployment, num_tokens: int) -> int:
+    """Tokens whose attention a rank computes: all, or its share where tokens are cut."""
+    if not deployment.is_dsa_cp:
+        return num_tokens
+    return -(-num_tokens // deployment.topology.tensor_parallel_size)
+
+
+def _attention(deployment: Deployment, num_tokens: int) -> int:
+    config, size = deployment.config, deployment.element_bytes
+    tp = deployment.topology.tensor_parallel_size
+    heads = config.num_attention_heads // (1 if deployment.is_dsa_cp else tp)
+    per_head = (
+        config.qk_head_dim
+        + 2 * config.kv_lora_rank  # the query brought into the latent space, and the result
+        + config.qk_rope_head_dim
+        + config.v_head_dim
+    )
+    latents = 2 * config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
+    indexer = (config.index_n_heads + 1) * config.index_head_dim
+    per_token = heads * per_head + latents + indexer
+    total = _attention_tokens(deployment, num_tokens) * per_token * size
+    if deployment.is_dsa_cp and tp > 1:
+        # The output matrix is gathered whole for one layer of a step with a prompt.
+        is_int8 = deployment.quantization.is_quantized
+        width = config.num_attention_heads * config.v_head_dim
+        total += config.hidden_size * width * (1 if is_int8 else size)
+    return total
+
+
+def _experts(deployment: Deployment, num_tokens: int) -> int:
+    """The MLP's tensors: rows in, between the products, rows out, and the sum of each token."""
+    config, size = deployment.config, deployment.element_bytes
+    if not any(config.is_sparse(layer) for layer in range(config.num_hidden_layers)):
+        width = config.intermediate_size // deployment.topology.tensor_parallel_size
+        return num_tokens * 3 * width * size
+    scheme = deployment.quantization.scheme(*_first_expert(deployment))
+    taken, made, summed = _rows(deployment, num_tokens)
+    width = config.moe_intermediate_size
+    if deployment.topology.expert_parallel_size == 1:
+        width //= deployment.topology.tensor_parallel_size
+    hidden = config.hidden_size
+    row_in = hidden * (size if scheme is Scheme.FLOAT else 1)
+    middle = {  # gate and up with the gated result; int8 of it; both
+        Scheme.FLOAT: 3 * width * size,
+        Scheme.W8A8_DYNAMIC: width,
+        Scheme.W4A8_DYNAMIC: 3 * width * size + width,
+    }.get(scheme, 3 * width * size)
+    return taken * row_in + made * (middle + hidden * size) + summed * hidden * size
+
+
+def _first_expert(deployment: Deployment) -> tuple[str, tuple[str, ...]]:
+    config = deployment.config
+    layer = next(x for x in range(config.num_hidden_layers) if config.is_sparse(x))
+    return f"model.layers.{layer}.mlp.experts.0.", ("gate_proj", "up_proj", "down_proj")
+
+
+def _rows(deployment: Deployment, num_tokens: int) -> tuple[int, int, int]:
+    """Rows taken in, rows computed, and rows of results that are summed."""
+    topology, config = deployment.topology, deployment.config
+    choices, ranks = config.num_experts_per_tok, topology.expert_parallel_size
+    method = moe_method(deployment, num_tokens)
+    if method is MoeMethod.ALLGATHER:
+        replicas = topology.data_parallel_size if ranks > 1 else 1
+        tokens = num_tokens * replicas
+        return tokens * choices + tokens, tokens * choices, tokens
+    own = -(-num_tokens // topology.tensor_parallel_size)
+    if method is MoeMethod.MC2:
+        per_rank = mc2_capacity(deployment) // topology.tensor_parallel_size
+        slots = per_rank * ranks * min(-(-config.n_routed_experts // ranks), choices)
+        return slots, slots, num_tokens
+    arriving = own * choices * _BUSY
+    # Sorted to be sent, received, sorted by expert; then results go the same way back.
+    return own * choices + 2 * arriving, arriving, arriving + own * choices + num_tokens

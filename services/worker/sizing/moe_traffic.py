@@ -1,0 +1,91 @@
+"""How tokens reach their experts, and what the fused exchange wants of HCCL_BUFFSIZE.
+
+The method is chosen for each step from numbers that all ranks share. An exchange by `MC2` happens
+in a window of fixed size that lies in the buffer of a communicator of its own.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from services.worker.sizing.deployment import Deployment
+from services.worker.sizing.hardware import MIB
+
+_MIN_A2_RANKS: Final = 16
+_MAX_A2_EXPERTS: Final = 24
+
+
+class MoeMethod(StrEnum):
+    """Ways of bringing tokens to experts."""
+
+    ALLGATHER = "all-gather"
+    ALLTOALL = "all-to-all"
+    MC2 = "fused exchange (MC2)"
+
+
+def has_mc2(deployment: Deployment) -> bool:
+    """Whether the fused exchange exists in this layout at all."""
+    topology, config = deployment.topology, deployment.config
+    ranks = topology.expert_parallel_size
+    if ranks == 1:
+        return False
+    per_rank = -(-config.n_routed_experts // ranks)
+    return deployment.hardware.name == "a3" or (
+        ranks >= _MIN_A2_RANKS and per_rank <= _MAX_A2_EXPERTS
+    )
+
+
+def mc2_capacity(deployment: Deployment) -> int:
+    """Most tokens of a replica's step that go by the fused exchange."""
+    captured = deployment.captured()
+    tokens = captured[-1] if captured else deployment.decode_tokens
+    ranks = deployment.topology.tensor_parallel_size
+    return ranks * min(-(-tokens // ranks), deployment.hardware.max_mc2_tokens)
+
+
+def moe_method(deployment: Deployment, num_tokens: int) -> MoeMethod:
+    """The method of a step whose largest replica has `num_tokens`."""
+    if deployment.topology.expert_parallel_size == 1:
+        return MoeMethod.ALLGATHER
+    if has_mc2(deployment) and num_tokens <= mc2_capacity(deployment):
+        return MoeMethod.MC2
+    return MoeMethod.ALLTOALL if deployment.hardware.name == "a3" else MoeMethod.ALLGATHER
+
+
+def moe_methods(deployment: Deployment) -> set[MoeMethod]:
+    """The ways that tokens take to their experts in a largest step and in a decode step."""
+    sizes = (deployment.max_num_batched_tokens, deployment.decode_tokens)
+    return {moe_method(deployment, size) for size in sizes}
+
+
+def mc2_shortage_mib(deployment: Deployment) -> int:
+    """The HCCL_BUFFSIZE that the fused exchange needs, where it is set too small; else 0."""
+    if not deployment.hardware.is_npu or MoeMethod.MC2 not in moe_methods(deployment):
+        return 0
+    needed = mc2_window_mib(deployment)
+    return needed if needed > deployment.hccl_mib else 0
+
+
+def mc2_window_mib(deployment: Deployment) -> int:
+    """Least HCCL_BUFFSIZE, MiB, for the largest step that goes by the fused exchange.
+
+    CANN's conditions on npu_moe_distribute_dispatch_v2: on A3 a slot of 12,800 bytes for every
+    token of every rank and expert here, on A2 for every token and choice.
+    """
+    if not has_mc2(deployment):
+        return 0
+    config, topology = deployment.config, deployment.topology
+    ranks, choices = topology.expert_parallel_size, config.num_experts_per_tok
+    tokens = -(-mc2_capacity(deployment) // topology.tensor_parallel_size)
+    experts = -(-config.n_routed_experts // ranks)
+    row = 2 * config.hidden_size
+    if deployment.hardware.name == "a3":
+        arriving = experts * tokens * ranks * _aligned(_aligned(row, 32) + 64, 512)
+        returning = (choices + config.n_shared_experts) * tokens * _aligned(row, 512)
+        needed = 2 * (arriving + returning)
+    else:
+        needed = 2 * (tokens * ranks * min(experts, choices) * row + 2 * MIB)
+    return -(-needed // MIB)
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
