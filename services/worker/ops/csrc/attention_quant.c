@@ -34,7 +34,7 @@ ALWAYS_INLINE void fetch_packed(const int8_t *row) {
 }
 
 #if GLM_AVX512
-ALWAYS_INLINE __m512 widen(const int8_t *x) {
+ALWAYS_INLINE __m512 from_eights(const int8_t *x) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)x)));
 }
 
@@ -42,8 +42,8 @@ ALWAYS_INLINE void unpack_latent(const int8_t *row, const float *scales, elem_t 
     for (int tile = 0; tile < LATENT / SCALE_TILE; tile++) {
         __m512 scale = _mm512_set1_ps(scales[tile]);
         for (int at = tile * SCALE_TILE; at < (tile + 1) * SCALE_TILE; at += 32) {
-            __m512 front = _mm512_mul_ps(widen(row + at), scale);
-            __m512 back = _mm512_mul_ps(widen(row + at + 16), scale);
+            __m512 front = _mm512_mul_ps(from_eights(row + at), scale);
+            __m512 back = _mm512_mul_ps(from_eights(row + at + 16), scale);
 #ifdef ELEM_BF16
             _mm512_store_si512(latent + at, (__m512i)_mm512_cvtne2ps_pbh(back, front));
 #else
