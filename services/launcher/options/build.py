@@ -87,17 +87,20 @@ def _merge(raw: dict[str, Any], variables: Mapping[str, str]) -> tuple[dict[str,
 
 def _typed(raw: dict[str, Any], origins: Mapping[str, str], problems: list[str]) -> ServeOptions:
     """The model, once everything that it refuses is put aside; ends, as each round drops some."""
+    dropped: set[Path] = set()
     while True:
         try:
             return ServeOptions(**raw)
         except ValidationError as error:
             places: set[Path] = set()
             for path, value, why in mistakes(ServeOptions, error):
-                problems.append(_problem(path, value, why, origins))
+                if path[:2] not in dropped:  # else it is missed after its value had no sense
+                    problems.append(_problem(path, value, why, origins))
                 places.add(path[:2])
             for place in places:
                 if place[0] in raw:
                     drop(raw, place)
+            dropped |= places
 
 
 def _problem(path: Path, value: object, why: str, origins: Mapping[str, str]) -> str:

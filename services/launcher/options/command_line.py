@@ -180,7 +180,8 @@ def _normal(word: str) -> str:
     flag, equals, value = word.partition("=")
     if flag.startswith("--"):
         flag = flag.replace("_", "-")
-    return SHORT.get(flag, flag) + equals + value
+    name, dot, key = flag.partition(".")
+    return SHORT.get(name, name) + dot + key + equals + value
 
 
 def _near(flag: str) -> str:

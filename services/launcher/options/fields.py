@@ -107,9 +107,9 @@ def mistakes(model: type[Options], error: ValidationError) -> Iterator[tuple[Pat
 
 
 def near(name: str, known: frozenset[str]) -> str:
-    """A hint at names that look alike."""
-    close = difflib.get_close_matches(name, sorted(known), n=2)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    """A hint at the name that looks most alike."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def known_keys(model: type[Options]) -> frozenset[str]:

@@ -45,8 +45,17 @@ PASSED: Final = (
     Passed(name="seed", service="frontend", flag="--seed"),
 )
 
-# Say what is so in any case, or what a conflict or the checkpoint decides.
-AS_IT_IS: Final = ("quantization", "block_size", "node_rank")
+# Accepted values say what is so in any case; the others are in the tables.
+AS_IT_IS: Final = (
+    "quantization",
+    "block_size",
+    "kv_cache_dtype",
+    "load_format",
+    "node_rank",
+    "distributed_executor_backend",
+    "api_server_count",
+    "compilation_config.cudagraph_mode",
+)
 
 
 def service_flags(asked: Deployment) -> Mapping[str, tuple[str, ...]]:

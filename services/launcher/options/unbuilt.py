@@ -30,7 +30,8 @@ def _spreads_experts(asked: Deployment) -> bool:
 
 
 def _may_capture(asked: Deployment) -> bool:
-    return bool(asked.value("compilation_config.cudagraph_mode") != "NONE")
+    config = asked.flags.compilation_config
+    return config is not None and bool(config.model_fields_set) and config.cudagraph_mode != "NONE"
 
 
 _EXTRA = "additional_config"

@@ -154,7 +154,7 @@ def check_case(rules: Iterable[Conflict], case: Case) -> None:
     assert len(rule.names) >= 2
     for name in rule.names:
         flag = "--model" if name.startswith("model.") else asked.origins.get(name, named(name))
-        assert flag in message
+        assert flag.removeprefix("--") in message
     if rule.outcome is Outcome.SWITCH_OFF:
         assert told.deployment.value(rule.names[0]) == rule.becomes
 

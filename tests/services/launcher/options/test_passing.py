@@ -1,0 +1,30 @@
+import pytest
+
+from services.launcher.options.passing import service_flags
+from tests.services.launcher.options.cases import deployment, extra, join
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("", {}),
+        (
+            "--safetensors-load-strategy prefetch",
+            {"worker": ("--safetensors-load-strategy=prefetch",)},
+        ),
+        ("--safetensors-load-strategy none", {}),
+        (extra(enable_sparse_li_c8=True), {"worker": ("--enable-sparse-li-c8",)}),
+        (extra(enable_sparse_sfa_c8=False), {"worker": ("--no-enable-sparse-sfa-c8",)}),
+        (extra(weight_nz_mode=0), {"worker": ("--weight-nz-mode=0",)}),
+        ("VLLM_ASCEND_ENABLE_NZ=2", {"worker": ("--weight-nz-mode=2",)}),
+        ("--seed -7", {"frontend": ("--seed=-7",)}),
+        (
+            join("--seed 0", extra(enable_sparse_li_c8=True, weight_nz_mode=2)),
+            {"worker": ("--enable-sparse-li-c8", "--weight-nz-mode=2"), "frontend": ("--seed=0",)},
+        ),
+    ],
+)
+def test_options_become_words_of_the_service_that_honours_them(
+    text: str, flags: dict[str, tuple[str, ...]]
+) -> None:
+    assert service_flags(deployment(text)) == flags
