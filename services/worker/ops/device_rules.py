@@ -18,12 +18,12 @@ from torch import FunctionSchema, Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.worker.ops.rules import attention, attention_quant, dense, moe
+from services.worker.ops.rules import attention, attention_quant, dense, moe, quant
 from services.worker.ops.rules.rule import Arguments, Rules
 from shared.errors import ConfigError
 
 RULES: Rules = MappingProxyType(
-    {**attention.RULES, **attention_quant.RULES, **dense.RULES, **moe.RULES}
+    {**attention.RULES, **attention_quant.RULES, **dense.RULES, **moe.RULES, **quant.RULES}
 )
 
 

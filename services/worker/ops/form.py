@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.worker.ops.nz import is_nz
+
 Sizes = Mapping[str, int]
 
 
@@ -62,7 +64,7 @@ class Form:
                 return f"{value.dtype} differs from another argument's type"
         if not self._fits(tuple(value.shape), sizes):
             return f"{tuple(value.shape)} must be [{self.shape}] with {sizes}"
-        if self.is_flat and not value.is_contiguous():
+        if self.is_flat and not (value.is_contiguous() or _is_packed(value)):
             return f"{tuple(value.shape)} is not contiguous"
         return ""
 
@@ -78,3 +80,8 @@ class Form:
             if expected != size:
                 return False
         return True
+
+
+def _is_packed(value: Tensor) -> bool:
+    """Whether a weight is opaque memory, which is whole by nature."""
+    return value.dim() > 1 and is_nz(value)

@@ -35,6 +35,10 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "grouped_swiglu": "iiiiiiippppppppp",
         "dequant_swiglu": "iiiipppppp",
         "head_matmul": "iiiiiippp",
+        "dynamic_quant": "iiippp",
+        "quantize": "iiiipppp",
+        "quant_matmul": "iiiiipppppp",
+        "pack_weights": "iiipp",
         "swiglu": "iipp",
         "token_unpermute": "iiiipppp",
         "draw": "iiippppppppp",
@@ -51,6 +55,7 @@ _FLOAT32_ONLY = frozenset(
         "scatter_rows",
         "grouped_swiglu",
         "dequant_swiglu",
+        "pack_weights",
     }
 )
 

@@ -24,6 +24,7 @@ from services.worker.ops import (
     moe_gated,
     native,
     norm,
+    quant,
     rope,
 )
 from services.worker.ops.schemas import SCHEMAS, TORCH_NPU_VERSION
@@ -42,6 +43,7 @@ _FAMILIES = (
     moe,
     moe_gated,
     norm,
+    quant,
     rope,
 )
 

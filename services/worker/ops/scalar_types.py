@@ -11,6 +11,7 @@ _BY_NUMBER: Mapping[int, torch.dtype] = MappingProxyType(
         3: torch.int32,
         5: torch.float16,
         6: torch.float32,
+        12: torch.qint8,
         15: torch.bfloat16,
         24: torch.float8_e4m3fn,
     }

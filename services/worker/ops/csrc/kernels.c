@@ -4,6 +4,7 @@
 #include "routing_int8.c"
 #include "matmul.c"
 #include "experts_int8.c"
+#include "int8.c"
 #include "indexer.c"
 #include "attention.c"
 #include "attention_quant.c"
