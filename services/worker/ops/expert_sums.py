@@ -37,6 +37,13 @@ def num_columns(weight: Tensor) -> int:
     return weight.shape[2] * (8 if weight.dtype is torch.int32 else 1)
 
 
+def check_unset(operator: str, unused: Mapping[str, object]) -> None:
+    """Arguments that ours do not compute with have a value that means none."""
+    for argument, value in unused.items():
+        if isinstance(value, Tensor) or value:
+            raise ValueError(f"{operator}: {argument} is not supported on CPU")
+
+
 def check_weight(operator: str, x: Tensor, weight: Tensor, group_list: Tensor) -> None:
     """int8 rows by int8 or int4 matrices, an int64 entry for each."""
     is_right = weight.dtype is torch.int8 or weight.dtype is torch.int32

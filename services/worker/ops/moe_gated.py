@@ -16,6 +16,7 @@ from services.worker.ops.expert_sums import (
     SCALE_TYPES,
     check_bias,
     check_scales,
+    check_unset,
     check_weight,
     column_sums,
     counts_of,
@@ -150,8 +151,7 @@ def _check_second(
     unused: Mapping[str, object],
 ) -> Tensor | None:
     """The bias of int4 weights."""
-    for argument, value in unused.items():
-        require(not value, _FUSED_V2, "{} must have its default", argument)
+    check_unset(_FUSED_V2, unused)
     is_right = len(weight) == len(scale) == 1 and (not assist or len(assist) == 1)
     require(is_right, _FUSED_V2, "weights, scales and assist matrix must be one tensor each")
     bias = assist[0] if assist else None
@@ -292,8 +292,7 @@ def _check_gated(
     unused: Mapping[str, object],
 ) -> tuple[Tensor, Tensor]:
     """Column scales and row scales."""
-    for argument, value in unused.items():
-        require(not value, _GATED, "{} must have its default", argument)
+    check_unset(_GATED, unused)
     require(quant_mode == 1, _GATED, "quant_mode must be 1")
     is_right = x.dim() == 2 and x.dtype is torch.int32 and x.shape[1] % 2 == 0
     require(is_right, _GATED, "x {} must be [T, N] int32, two halves", x.shape)

@@ -13,6 +13,7 @@ from services.worker.ops.expert_sums import (
     SCALE_TYPES,
     check_bias,
     check_scales,
+    check_unset,
     check_weight,
     column_sums,
     counts_of,
@@ -126,8 +127,7 @@ def _check(
     unused: dict[str, object],
 ) -> torch.dtype:
     """The type of the result."""
-    for argument, value in unused.items():
-        require(not value, _NAME, "{} is not supported on CPU", argument)
+    check_unset(_NAME, unused)
     check_weight(_NAME, x, weight, group_list)
     dtype = to_dtype(output_dtype)
     is_int4 = weight.dtype is torch.int32

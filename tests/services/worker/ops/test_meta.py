@@ -138,7 +138,12 @@ def as_list(result: Any) -> list[torch.Tensor]:
 
 
 def test_every_operator_is_compared() -> None:
-    assert CALLS.keys() == meta.kernels().keys()
+    others = {  # test_meta_moe_quant.py
+        "npu_dequant_swiglu_quant",
+        "npu_grouped_matmul_swiglu_quant",
+        "npu_grouped_matmul_swiglu_quant_v2",
+    }
+    assert CALLS.keys() | others == meta.kernels().keys()
 
 
 @pytest.mark.parametrize("name", CALLS)

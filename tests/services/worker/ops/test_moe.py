@@ -100,6 +100,66 @@ def test_routing_sorts_copies_by_expert_and_keeps_their_order(
     assert all(order[copy] == -1 for copy in foreign)
 
 
+@pytest.mark.parametrize("active", [[0, 6], [2, 5]])
+def test_routing_quantizes_rows_on_the_way(
+    kernels: Any, dtype: torch.dtype, generator: torch.Generator, active: list[int]
+) -> None:
+    x = torch.randn((9, 52), generator=generator).to(dtype)
+    x[4] = 0
+    experts = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(9)]).int()
+    rows, order, counts, scales = sort_rows(
+        kernels, x, experts, active_expert_range=active, quant_mode=1
+    )
+    plain, plain_order, plain_counts, _ = sort_rows(kernels, x, experts, active_expert_range=active)
+    total = int(counts.sum())
+    assert torch.equal(order, plain_order)
+    assert torch.equal(counts, plain_counts)
+    assert (rows.dtype, scales.dtype) == (torch.int8, torch.float32)
+    assert (rows.shape, scales.shape) == ((18, 52), (18,))
+    wanted = plain[:total].double()
+    scale = wanted.abs().amax(-1) / 127
+    torch.testing.assert_close(scales[:total].double(), scale, rtol=2**-23, atol=0.0)
+    # Half a level, and a rounding of the division.
+    error = rows[:total].double() * scales[:total, None].double() - wanted
+    assert bool((error.abs() <= scale[:, None] * (0.5 + 127 * 2**-23)).all())
+    assert rows[:total][wanted.abs().amax(-1) == 0].count_nonzero() == 0
+
+
+def test_routing_carries_the_scales_of_rows_that_are_int8(
+    kernels: Any, generator: torch.Generator
+) -> None:
+    x = torch.randint(-128, 128, (9, 21), generator=generator, dtype=torch.int8)
+    given = torch.rand(9, generator=generator)
+    experts = torch.stack([torch.randperm(6, generator=generator)[:2] for _ in range(9)]).int()
+    rows, order, counts, scales = sort_rows(
+        kernels, x, experts, scale=given, active_expert_range=[1, 4]
+    )
+    for copy, row in enumerate(order.tolist()):
+        if row >= 0:
+            assert torch.equal(rows[row], x[copy // 2])
+            assert scales[row] == given[copy // 2]
+    assert int(counts.sum()) == int((order >= 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("x", "changes", "reason"),
+    [
+        (torch.zeros(1, 4), {"quant_mode": 0}, "quant_mode"),
+        (torch.zeros((1, 4), dtype=torch.int8), {}, "needs a scale"),
+        (torch.zeros((1, 4), dtype=torch.int8), {"scale": torch.ones(2)}, "needs a scale"),
+        (torch.zeros((1, 4), dtype=torch.int8), {"quant_mode": 1}, "quantized again"),
+        (torch.zeros(1, 4), {"scale": torch.ones(1)}, "scale belongs"),
+        (torch.zeros(1, 4), {"scale": torch.ones(6, 4), "quant_mode": 1}, "scale belongs"),
+        (torch.zeros((1, 4), dtype=torch.float64), {}, "float64"),
+    ],
+)
+def test_routing_refuses_rows_it_cannot_quantize(
+    kernels: Any, x: torch.Tensor, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        sort_rows(kernels, x, torch.zeros((1, 1), dtype=torch.int32), **changes)
+
+
 def test_routing_refuses_cumulative_counts(kernels: Any) -> None:
     with pytest.raises(ValueError, match="counts"):
         sort_rows(
