@@ -110,6 +110,7 @@ def _sampling(gateway: Gateway, request: ChatRequest, num_prompt: int) -> Sampli
         max_tokens=max_tokens,
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         check_ids=gateway.renderer.check_ids,
+        seeds=gateway.seeds,
     )
 
 

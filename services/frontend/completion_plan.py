@@ -110,6 +110,7 @@ def _sampling(
         max_tokens=max_tokens,
         num_logprobs=request.logprobs,
         check_ids=gateway.renderer.check_ids,
+        seeds=gateway.seeds,
     )
 
 

@@ -7,6 +7,7 @@ from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.errors import ApiError
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
+from services.frontend.sampling import Seeds
 from services.frontend.settings import FrontendSettings
 from services.frontend.streams import StreamKeeper
 from shared.glm.dialect import Dialect
@@ -29,6 +30,7 @@ class Gateway:
     metrics: GatewayMetrics
     keeper: StreamKeeper
     defaults: SamplingSpec
+    seeds: Seeds
     context_length: int
     started_s: int
 

@@ -15,7 +15,7 @@ from services.frontend.gateway import Gateway
 from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
-from services.frontend.sampling import sampling_defaults
+from services.frontend.sampling import Seeds, sampling_defaults
 from services.frontend.settings import FrontendSettings, checkpoint_context_length
 from services.frontend.streams import StreamKeeper
 from shared.errors import ConfigError, FailureReason, RequestError
@@ -64,6 +64,7 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
             max_s=settings.request_timeout_s + 5.0,
         ),
         defaults=sampling_defaults(dialect.generation_defaults, dialect.eos_token_ids),
+        seeds=Seeds(settings.seed),
         context_length=asked or length,
         started_s=int(time.time()),
     )

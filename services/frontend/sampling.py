@@ -30,6 +30,22 @@ _DEFAULT_RANGES: Final[dict[str, tuple[Any, float, float]]] = {
 CheckIds = Callable[[list[int], str], None]
 
 
+class Seeds:
+    """Seeds for requests that bring none: random, or a sequence that follows from one seed."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        """Random seeds for None; else the same sequence for the same seed."""
+        self._seed = None if seed is None else seed & _MASK
+        self._num_drawn = 0
+
+    def draw(self) -> int:
+        """The next seed, one that a client may send, too."""
+        if self._seed is None:
+            return secrets.randbits(63)
+        self._num_drawn += 1
+        return choice_seed(self._seed, self._num_drawn) >> 1
+
+
 def sampling_defaults(
     generation_config: Mapping[str, Any], eos_token_ids: Sequence[int]
 ) -> SamplingSpec:
@@ -67,6 +83,7 @@ def build_sampling(
     max_tokens: int,
     num_logprobs: int | None,
     check_ids: CheckIds,
+    seeds: Seeds,
 ) -> SamplingSpec:
     """Every setting resolved; id ranges checked.
 
@@ -76,6 +93,7 @@ def build_sampling(
         max_tokens: Resolved bound of the output.
         num_logprobs: Resolved; None for no logprobs.
         check_ids: Refuses ids outside the vocabulary, naming the field.
+        seeds: For requests without a seed.
     """
     stop_ids = request.stop_token_ids or []
     check_ids(stop_ids, "stop_token_ids")
@@ -98,7 +116,7 @@ def build_sampling(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
-        seed=base_seed(request.seed),
+        seed=seeds.draw() if request.seed is None else request.seed & _MASK,
         num_logprobs=num_logprobs,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -124,11 +142,6 @@ def resolve_max_tokens(
     if asked > room:
         raise context_exceeded(limit, num_prompt, asked, param)
     return asked
-
-
-def base_seed(seed: int | None) -> int:
-    """The given seed as 64 bits; for unseeded requests a random one that a client may send too."""
-    return secrets.randbits(63) if seed is None else seed & _MASK
 
 
 def choice_seed(seed: int, choice: int) -> int:

@@ -38,6 +38,13 @@ class FrontendSettings(ServiceSettings):
     tool_call_parser: Literal["glm47", "none"] = Field(
         default="glm47", description="Turns calls in the output into tool_calls."
     )
+    seed: int | None = Field(
+        default=None,
+        ge=-(1 << 63),
+        lt=1 << 63,
+        description="Requests without a seed get seeds that follow from it and from their order; "
+        "random ones if not given.",
+    )
     worker_mode: WorkerMode = Field(
         default="model", description="replay: each request brings the output it wants."
     )

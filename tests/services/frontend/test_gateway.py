@@ -4,7 +4,10 @@ import pytest
 
 from services.frontend.errors import ApiError
 from services.frontend.gateway import Gateway
+from services.frontend.process import build_gateway
+from services.frontend.settings import FrontendSettings
 from shared.sampling import LoadSnapshot
+from tests.services.frontend.conftest import MODEL_DIR
 
 
 @pytest.mark.parametrize(("known", "length"), [(0, 8192), (100, 100), (9000, 8192)])
@@ -48,3 +51,20 @@ def test_served_names_and_none_are_taken_others_are_not_found(lone_gateway: Gate
             lone_gateway.check_model(name)
         assert caught.value.status == 404
         assert len(caught.value.message) < 300
+
+
+def test_gateways_with_the_same_seed_draw_the_same_seeds() -> None:
+    def drawn(seed: int | None) -> list[int]:
+        gateway = build_gateway(
+            FrontendSettings(
+                address="unix:/tmp/none.sock",
+                detokenizer_address="unix:/tmp/none-d.sock",
+                model=MODEL_DIR,
+                seed=seed,
+            )
+        )
+        return [gateway.seeds.draw() for _ in range(3)]
+
+    assert drawn(1024) == drawn(1024)
+    assert drawn(1024) != drawn(7)
+    assert drawn(None) != drawn(None)

@@ -7,7 +7,7 @@ import pytest
 
 from services.frontend.errors import ApiError
 from services.frontend.sampling import (
-    base_seed,
+    Seeds,
     build_sampling,
     choice_seed,
     resolve_max_tokens,
@@ -28,6 +28,7 @@ def build(**fields: Any) -> SamplingSpec:
         max_tokens=8,
         num_logprobs=None,
         check_ids=lambda ids, name: None,
+        seeds=Seeds(),
     )
 
 
@@ -94,11 +95,19 @@ def test_the_first_choice_has_the_base_seed_and_all_choices_differ() -> None:
 
 
 def test_unseeded_requests_get_different_seeds() -> None:
-    assert base_seed(None) != base_seed(None)
+    assert build().seed != build().seed
+
+
+def test_seeds_of_unseeded_requests_follow_from_the_gateways_seed_and_their_order() -> None:
+    first, again, other = Seeds(1024), Seeds(1024), Seeds(-1)
+    drawn = [first.draw() for _ in range(64)]
+    assert drawn == [again.draw() for _ in range(64)]
+    assert len(set(drawn)) == 64
+    assert not set(drawn) & {other.draw() for _ in range(64)}
 
 
 def test_a_seed_from_the_log_can_be_sent() -> None:
-    seeds = [base_seed(None) for _ in range(64)]
+    seeds = [Seeds(given).draw() for given in (None, 0, 1024, -(2**63)) for _ in range(16)]
     assert all(parse(GenerationFields, {"seed": seed}).seed == seed for seed in seeds)
 
 
