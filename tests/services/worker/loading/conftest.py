@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+
+from services.worker.loading import load as load_module
 
 
 @pytest.fixture
@@ -19,3 +22,17 @@ def write_raw() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """What every slot is given from now on, by name."""
+    taken: dict[str, Tensor] = {}
+    store = load_module._store
+
+    def spy(entry: Any, slot: Any, tensor: Tensor) -> None:
+        taken[entry.name] = tensor.clone()
+        store(entry, slot, tensor)
+
+    monkeypatch.setattr(load_module, "_store", spy)
+    return taken
