@@ -97,6 +97,7 @@ def _worker_flags(settings: UpSettings) -> list[object]:
         *("--dtype", settings.dtype),
         *("--device", settings.device),
         *_given("--gpu-memory-utilization", settings.gpu_memory_utilization),
+        *_given("--npu-generation", settings.npu_generation),
         *_given("--max-model-len", settings.max_model_len),
         *_given("--max-num-seqs", settings.max_num_seqs),
         *_given("--max-num-batched-tokens", settings.max_num_batched_tokens),

@@ -76,6 +76,10 @@ class UpSettings(ProcessSettings):
     gpu_memory_utilization: float | None = Field(
         default=None, gt=0, le=1, description="Share of an NPU's memory for weights and caches."
     )
+    npu_generation: Literal["auto", "a2", "a3", "a5"] | None = Field(
+        default=None,
+        description="Atlas generation, for the types of 8-bit caches; the device is asked.",
+    )
     num_threads: int | None = Field(
         default=None, ge=1, description="Threads of one operator in the worker."
     )

@@ -32,7 +32,7 @@ class Transfer(Options):
     prefill: Side = Side()
     decode: Side = Side()
     stores: tuple[KvTransferConfig, ...] = ()
-    repeated_engine_ids: tuple[str, ...] = ()
+    child_engine_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def _gather(root: KvTransferConfig) -> Transfer:
         prefill=_first_side([extra.prefill for extra in extras]),
         decode=_first_side([extra.decode for extra in extras]),
         stores=tuple(node for node in tree if node.kv_connector == "AscendStoreConnector"),
-        repeated_engine_ids=tuple(
+        child_engine_ids=tuple(
             child.engine_id for child in children if child.engine_id is not None
         ),
     )

@@ -135,8 +135,8 @@ TOPOLOGY: Final = (
     ),
     Conflict(
         key="children-engine-id",
-        names=("transfer.repeated_engine_ids", "kv_transfer_config.engine_id"),
-        holds=lambda asked: bool(asked.transfer.repeated_engine_ids),
+        names=("transfer.child_engine_ids", "kv_transfer_config.engine_id"),
+        holds=lambda asked: bool(asked.transfer.child_engine_ids),
         outcome=Outcome.REFUSE,
         text="children of a MultiConnector have their parent's engine_id and must not name one",
         source="vLLM distributed/kv_transfer/kv_connector/v1/multi_connector.py",
