@@ -11,6 +11,7 @@ from typing import Final
 
 from services.launcher.commands import build_commands
 from services.launcher.display import Display
+from services.launcher.options.serve import help_text
 from services.launcher.options.start import read_start
 from services.launcher.run_dir import make_run_directory
 from services.launcher.settings import UpSettings
@@ -26,7 +27,11 @@ def run_up(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: A flag is wrong or asks for what is not built, or the port is taken.
     """
-    start = read_start(argv, os.environ)
+    try:
+        start = read_start(argv, os.environ)
+    except SystemExit:  # --help was printed
+        sys.stdout.write(help_text())
+        raise
     for line in start.lines:
         sys.stderr.write(f"glm-mesh: note: {line}\n")
     settings = start.settings

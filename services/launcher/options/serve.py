@@ -4,6 +4,7 @@ Defaults are what happens here when a flag is not given. Flags that both program
 length, ...) are settings of `up` and not listed.
 """
 
+import textwrap
 from typing import Final, Literal
 
 from pydantic import Field
@@ -164,3 +165,15 @@ JSON_FLAGS: Final = {
     name for name, field in ServeOptions.model_fields.items() if groups_in(field.annotation)
 }
 LISTS: Final = {"lora_modules"}
+
+
+def help_text() -> str:
+    """The flags in alphabetical order, for the end of `--help`."""
+    names = textwrap.fill(
+        "  ".join(sorted(FLAGS)),
+        78,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+    return f"\noptions of `vllm serve` that are read as well (docs/options.md):\n{names}\n"

@@ -51,6 +51,7 @@ def test_flags_reach_the_services_they_are_for(tmp_path: Path) -> None:
         num_threads=2,
         device="npu",
         gpu_memory_utilization=0.8,
+        npu_generation="a2",
         served_model_name=["a", "b"],
     )
     found = commands(settings, Path("/r"))
@@ -60,6 +61,7 @@ def test_flags_reach_the_services_they_are_for(tmp_path: Path) -> None:
     assert value_of(worker, "--num-threads") == "2"
     assert value_of(worker, "--device") == "npu"
     assert value_of(worker, "--gpu-memory-utilization") == "0.8"
+    assert value_of(worker, "--npu-generation") == "a2"
     for name in ("worker", "scheduler"):
         assert value_of(found[name], "--max-num-seqs") == "4"
         assert value_of(found[name], "--max-num-batched-tokens") == "64"

@@ -38,3 +38,27 @@ def test_an_unknown_host_is_named() -> None:
 )
 def test_the_url_can_be_opened(host: str, url: str) -> None:
     assert base_url(host, 8) == url
+
+
+def test_help_names_the_options_of_vllm_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_up(["--help"])
+    out = capsys.readouterr().out
+    assert "--kv-cache-memory-bytes" in out
+    assert "--tensor-parallel-size" in out
+    assert "docs/options.md" in out
+
+
+def test_what_has_no_effect_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(host: str, port: int) -> int:
+        raise ConfigError(f"{host} {port}")
+
+    monkeypatch.setattr("services.launcher.up.claim_port", give_up)
+    with pytest.raises(ConfigError):
+        run_up(["--trust-remote-code"])
+    err = capsys.readouterr().err
+    assert err == (
+        "glm-mesh: note: --trust-remote-code: no effect: no code is taken from a checkpoint\n"
+    )

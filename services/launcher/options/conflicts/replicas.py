@@ -105,6 +105,27 @@ REPLICAS: Final = (
         source="vLLM engine/arg_utils.py",
     ),
     Conflict(
+        key="hybrid-one",
+        names=("data_parallel_hybrid_lb", _LOCAL),
+        holds=lambda asked: (
+            asked.flags.data_parallel_hybrid_lb and asked.flags.data_parallel_size_local == 1
+        ),
+        outcome=Outcome.SWITCH_OFF,
+        text="the one replica of a machine has a front of its own",
+        source="vLLM engine/arg_utils.py",
+    ),
+    Conflict(
+        key="hybrid-all",
+        names=("data_parallel_hybrid_lb", _LOCAL, _DP),
+        holds=lambda asked: (
+            asked.flags.data_parallel_hybrid_lb
+            and asked.flags.data_parallel_size_local == asked.flags.data_parallel_size
+        ),
+        outcome=Outcome.SWITCH_OFF,
+        text="one machine has all replicas, so its front is the only one",
+        source="vLLM engine/arg_utils.py",
+    ),
+    Conflict(
         key="headless-hybrid",
         names=("headless", "data_parallel_hybrid_lb"),
         holds=lambda asked: asked.flags.headless and asked.flags.data_parallel_hybrid_lb,
