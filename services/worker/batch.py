@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.contract import ActiveRows
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import Ints
 from services.worker.rows import RowTable
+from services.worker.staging import StagingBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,32 +27,15 @@ class Batch:
     metadata: StepMetadata
     sampling_entries: Ints
     """[S] places in the active rows that get a new token."""
+    num_sampled: int
+    """Logits that are sampled: one for each of the entries and one for each draft of theirs."""
     sampling_positions: Tensor | None
-    """[S, padded] int64, places of their last tokens in the step; None when they are all of it."""
-
-
-class _Buffer:
-    """A host array that the step is written into, and the device tensor that the model reads.
-
-    On a CPU both are the same memory.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        host = torch.zeros(shape, dtype=dtype)
-        self.array: NDArray[np.generic] = host.numpy()
-        self._host = host
-        self._device = host.to(device)
-        self._part = self._device
-
-    def send(self, count: int) -> Tensor:
-        """The first `count` entries on the device."""
-        if len(self._part) != count:  # steady decoding asks for the same part at every step
-            self._part = self._device[:count]
-        part = self._part
-        if self._device is not self._host:
-            # The result of the last step was read back, so nothing still reads the host's copy.
-            part.copy_(self._host[:count], non_blocking=True)
-        return part
+    """[S, padded] int64, places of their last tokens in the step; None when they are all of it.
+    With drafts a row has several: that of its last known token and those of its drafts."""
+    token_rows: Ints
+    """[T] row of every token, padding left out."""
+    token_positions: Ints
+    """[T] position of every token in its row, padding left out."""
 
 
 class BatchBuilder:
@@ -69,14 +52,15 @@ class BatchBuilder:
         num_tokens = limits.max_num_batched_tokens + row_multiple
         num_seqs = limits.max_num_seqs + 1
         self._device = device
-        self._token_ids = _Buffer((num_tokens,), torch.int64, device)
-        self._positions = _Buffer((num_tokens,), torch.int64, device)
-        self._slots = _Buffer((num_tokens,), torch.int32, device)
-        self._cum_query_lens = _Buffer((num_seqs,), torch.int32, device)
-        self._seq_lens = _Buffer((num_seqs,), torch.int32, device)
-        self._sampled = _Buffer((num_seqs + row_multiple,), torch.int64, device)
+        self._token_ids = StagingBuffer((num_tokens,), torch.int64, device)
+        self._positions = StagingBuffer((num_tokens,), torch.int64, device)
+        self._slots = StagingBuffer((num_tokens,), torch.int32, device)
+        self._cum_query_lens = StagingBuffer((num_seqs,), torch.int32, device)
+        self._seq_lens = StagingBuffer((num_seqs,), torch.int32, device)
+        most_sampled = num_seqs * (1 + limits.num_speculative_tokens) + row_multiple
+        self._sampled = StagingBuffer((most_sampled,), torch.int64, device)
         # Flat, so that a step's table is contiguous at any width.
-        self._tables = _Buffer((num_seqs * limits.max_blocks_per_row,), torch.int32, device)
+        self._tables = StagingBuffer((num_seqs * limits.max_blocks_per_row,), torch.int32, device)
         self._ramp = np.arange(num_tokens)
 
     def build(self, active: ActiveRows) -> Batch:
@@ -96,11 +80,16 @@ class BatchBuilder:
             block_table=self._fill_block_tables(active, num_seqs),
         )
         entries = active.is_sampling.nonzero()[0]
+        drafts = active.num_drafts
+        num_sampled = len(entries) if drafts is None else len(entries) + int(drafts.sum())
         return Batch(
             token_ids=self._token_ids.send(padded),
             metadata=metadata,
             sampling_entries=entries,
-            sampling_positions=self._sampling_positions(active, entries, padded),
+            num_sampled=num_sampled,
+            sampling_positions=self._sampling_positions(active, entries, num_sampled, padded),
+            token_rows=rows,
+            token_positions=positions,
         )
 
     def _spread(self, active: ActiveRows, num_tokens: int) -> tuple[Ints, Ints]:
@@ -140,13 +129,22 @@ class BatchBuilder:
         self._tables.array[used : num_seqs * width] = 0
         return self._tables.send(num_seqs * width).view(num_seqs, width)
 
-    def _sampling_positions(self, active: ActiveRows, entries: Ints, padded: int) -> Tensor | None:
-        count = len(entries)
+    def _sampling_positions(
+        self, active: ActiveRows, entries: Ints, count: int, padded: int
+    ) -> Tensor | None:
         if count == padded:
             return None
         last = self._cum_query_lens.array[entries].astype(np.int64) - 1
+        if active.num_drafts is not None:
+            last = ends_of_runs(last, active.num_drafts[entries] + 1)
         # The head is a matrix product as well: the same padding, with any token of the step.
         wanted = -(-count // self._multiple) * self._multiple
         self._sampled.array[:count] = last
         self._sampled.array[count:wanted] = 0
         return self._sampled.send(wanted)
+
+
+def ends_of_runs(last: Ints, counts: Ints) -> Ints:
+    """The numbers ``last - count + 1`` to ``last`` of each run, behind each other."""
+    ends = np.cumsum(counts)
+    return np.repeat(last + 1 - ends, counts) + np.arange(counts.sum())

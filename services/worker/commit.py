@@ -14,6 +14,8 @@ from services.worker.plan import (
 )
 from services.worker.rows import ENDED, RowTable
 
+_NO_COLUMN: Ints = np.empty(0, np.int64)
+
 
 def commit_step(
     plan: StepPlan,
@@ -22,6 +24,7 @@ def commit_step(
     runs: Ints,
     lengths: Ints,
     logprobs: LogprobColumns | None,
+    accepted: Ints | None = None,
 ) -> StepResult:
     """Write what a step produced into the rows, describe it, and free what the plan gives back.
 
@@ -32,23 +35,32 @@ def commit_step(
         runs: [A, N] tokens sampled for each active row.
         lengths: [A] how many; 0 where nothing was sampled or the row failed.
         logprobs: Of the sampled tokens, cut already.
+        accepted: [A] drafts that the runs begin with; None in a worker without drafts.
     """
     rows = active.rows
     table.last_computed[rows] = active.num_computed
     table.last_step[plan.rows] = plan.step
     table.num_computed[rows] = active.num_computed + active.num_scheduled
+    if accepted is not None and active.num_drafts is not None:
+        # Caches of rejected drafts are written again: their positions come once more.
+        table.num_computed[rows] -= active.num_drafts - accepted
+        table.num_accepted[rows] = accepted
+        table.num_drafts[rows] = 0
     has_new = lengths.nonzero()[0]
     num_sampled = np.zeros(len(plan.rows), np.int64)
     sampled = np.empty(0, np.int64)
     if len(has_new):
         kept, sampled = _append_tokens(table, rows[has_new], runs[has_new], lengths[has_new])
         num_sampled[active.entries[has_new]] = kept
+    drafted, confirmed = _draft_columns(plan, active, accepted, num_sampled)
     result = StepResult(
         step=plan.step,
         rows=plan.rows,
         num_computed_tokens=plan.num_computed_tokens,
         num_sampled_tokens=num_sampled,
         sampled_token_ids=sampled,
+        num_drafted_tokens=drafted,
+        num_accepted_tokens=confirmed,
         finish_codes=table.finish_code[plan.rows],
         logprobs=logprobs,
         row_failures=_failures(plan, table),
@@ -74,6 +86,19 @@ def _append_tokens(table: RowTable, rows: Ints, runs: Ints, lengths: Ints) -> tu
     table.finish_code[rows] = codes
     table.state[rows[codes != FinishCode.GOES_ON]] = ENDED
     return kept, sampled
+
+
+def _draft_columns(
+    plan: StepPlan, active: ActiveRows, accepted: Ints | None, num_sampled: Ints
+) -> tuple[Ints, Ints]:
+    """Drafts verified and drafts kept of the plan's rows; empty in a worker without drafts."""
+    if accepted is None or active.num_drafts is None:
+        return _NO_COLUMN, _NO_COLUMN
+    drafted, confirmed = np.zeros_like(plan.rows), np.zeros_like(plan.rows)
+    drafted[active.entries] = active.num_drafts
+    # A run may have been cut among its drafts.
+    confirmed[active.entries] = np.minimum(accepted, num_sampled[active.entries])
+    return drafted, confirmed
 
 
 def _failures(plan: StepPlan, table: RowTable) -> tuple[RowFailure, ...]:

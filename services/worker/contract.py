@@ -23,10 +23,13 @@ class ActiveRows:
     """Their places in the plan's columns."""
     rows: Ints
     num_scheduled: Ints
+    """Tokens to compute: known ones, then drafts."""
     num_computed: Ints
     """The worker's own count, which may be ahead of the plan's."""
     is_sampling: NDArray[np.bool_]
     """Whether the chunk reaches the end of the known tokens, so that a new one follows."""
+    num_drafts: Ints | None = None
+    """How many of them are drafts; None in a worker without drafts."""
 
     @property
     def num_tokens(self) -> int:
@@ -60,10 +63,15 @@ def begin_step(
         echoed = plan.num_computed_tokens[entries]
     num_computed = table.num_computed[rows]
     _check_progress(plan.step, rows, echoed, num_computed, table, max_plans_in_flight)
-    after = num_computed + num_scheduled
     known = table.num_tokens[rows]
-    _require_all(after <= known, rows, "has fewer tokens left than are scheduled")
-    covered = table.num_blocks[rows] * table.capacity.block_size
+    covered = table.covered(rows)
+    num_drafts = None
+    if table.capacity.num_speculative_tokens:
+        num_scheduled, num_drafts = _add_drafts(num_scheduled, num_computed, rows, table)
+        after = num_computed + num_scheduled - num_drafts
+    else:
+        after = num_computed + num_scheduled
+        _require_all(after <= known, rows, "has fewer tokens left than are scheduled")
     _require_all(after <= covered, rows, "has too few blocks for its tokens")
     return ActiveRows(
         entries=entries,
@@ -71,7 +79,26 @@ def begin_step(
         num_scheduled=num_scheduled,
         num_computed=num_computed,
         is_sampling=after == known,
+        num_drafts=num_drafts,
     )
+
+
+def _add_drafts(
+    num_scheduled: Ints, num_computed: Ints, rows: Ints, table: RowTable
+) -> tuple[Ints, Ints]:
+    """Tokens to compute of each row, and how many of them are drafts.
+
+    A plan says how many tokens a row may take at most. Behind its known tokens that leaves room for
+    drafts: as many as there are, and only where the row has blocks.
+    """
+    known = table.num_tokens[rows]
+    missing = known - num_computed
+    room = num_scheduled - missing
+    is_possible = room <= table.capacity.num_speculative_tokens
+    _require_all(is_possible, rows, "has fewer tokens left than are scheduled")
+    num_drafts = np.minimum(np.minimum(table.num_drafts[rows], room), table.covered(rows) - known)
+    np.maximum(num_drafts, 0, out=num_drafts)
+    return np.minimum(num_scheduled, missing) + num_drafts, num_drafts
 
 
 def _check_columns(plan: StepPlan, limits: Capacity) -> None:
@@ -125,12 +152,14 @@ def _check_progress(
     """The plan's count must be one the scheduler can have had.
 
     With one plan in flight that is ours. With two, the plan may have been made before the result
-    of the step before it, so the count from before that step is right as well.
+    of the step before it: then the count from before that step is right as well, and the one after
+    it without the drafts that were kept.
     """
     is_right = echoed == num_computed
     if max_plans_in_flight > 1:
         was_named = table.last_step[rows] == step - 1
-        is_right |= was_named & (echoed == table.last_computed[rows])
+        least = num_computed - table.num_accepted[rows]
+        is_right |= was_named & ((echoed == table.last_computed[rows]) | (echoed == least))
     _require_all(is_right, rows, "has another number of computed tokens here")
 
 

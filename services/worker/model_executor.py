@@ -7,26 +7,24 @@ import time
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.worker.batch import Batch, BatchBuilder
-from services.worker.commit import commit_step
-from services.worker.contract import ActiveRows, begin_step
+from services.worker.contract import begin_step
+from services.worker.drafting.proposer import Drafter, Proposer
+from services.worker.drafting.speculator import Speculator
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import (
     Capacity,
-    Ints,
-    LogprobColumns,
     NewSequence,
     StepPlan,
     StepResult,
     StepTimings,
 )
 from services.worker.rows import RowTable
-from services.worker.sampler import sample
 from services.worker.sampling_rows import SamplingRows
+from services.worker.step_end import Computed, SampleEnd, StepEnd
 from shared.errors import FailureReason, RequestError
 
 CachesT = TypeVar("CachesT")
@@ -57,14 +55,37 @@ class ModelExecutor(Generic[CachesT]):
         num_known_ids: int,
         device: torch.device,
         row_multiple: int,
+        drafter: Drafter[CachesT] | None = None,
     ) -> None:
-        """`num_known_ids` bounds what can be sampled; `row_multiple` pads steps."""
+        """Build the parts.
+
+        Args:
+            decoder: The model.
+            caches: Its caches.
+            capacity: Limits.
+            num_known_ids: Bounds what can be sampled.
+            device: Where the model is.
+            row_multiple: Steps are padded to a multiple of it.
+            drafter: Needed where the capacity has speculative tokens.
+        """
         self.capacity = capacity
         self._decoder = decoder
         self._caches = caches
         self._table = RowTable(capacity)
         self._sampling = SamplingRows(capacity.num_rows, num_known_ids)
         self._builder = BatchBuilder(self._table, device, row_multiple=row_multiple)
+        self._end: StepEnd = SampleEnd(self._table, self._sampling)
+        if capacity.num_speculative_tokens:
+            assert drafter is not None
+            proposer = Proposer(
+                drafter,
+                caches,
+                self._table,
+                num_known_ids=num_known_ids,
+                device=device,
+                row_multiple=row_multiple,
+            )
+            self._end = Speculator(proposer, self._table, self._sampling)
         self._max_plans_in_flight = 1
 
     def start_epoch(self, max_plans_in_flight: int) -> None:
@@ -85,24 +106,23 @@ class ModelExecutor(Generic[CachesT]):
         """
         started = time.perf_counter_ns()
         active = begin_step(plan, self._table, self._max_plans_in_flight, self._admit)
-        runs, lengths = np.zeros((len(active.rows), 1), np.int64), np.zeros_like(active.rows)
-        logprobs = None
-        prepared = computed = started
+        computed = None
+        prepared_at = computed_at = started
         if len(active.rows):
             batch = self._builder.build(active)
-            prepared = time.perf_counter_ns()
-            logits = self._compute(batch)
-            computed = time.perf_counter_ns()
-            if logits is not None:
-                logprobs = self._sample(logits, active, batch.sampling_entries, runs, lengths)
-        result = commit_step(plan, self._table, active, runs, lengths, logprobs)
+            prepared_at = time.perf_counter_ns()
+            computed = self._compute(batch)
+            computed_at = time.perf_counter_ns()
+        result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
+        draft_us = result.timings.draft_us
         timings = StepTimings(
             wait_us=wait_us,
-            prepare_us=(prepared - started) // 1000,
-            forward_us=(computed - prepared) // 1000,
-            sample_us=(time.perf_counter_ns() - computed) // 1000,
+            prepare_us=(prepared_at - started) // 1000,
+            forward_us=(computed_at - prepared_at) // 1000,
+            sample_us=(time.perf_counter_ns() - computed_at) // 1000 - draft_us,
+            draft_us=draft_us,
         )
         return replace(result, timings=timings)
 
@@ -118,37 +138,15 @@ class ModelExecutor(Generic[CachesT]):
             self._table.fail(new.row, error)
 
     @torch.inference_mode()
-    def _compute(self, batch: Batch) -> Tensor | None:
-        """Logits of the rows that sample, None when there is none."""
+    def _compute(self, batch: Batch) -> Computed:
         hidden = self._decoder.forward(batch.token_ids, batch.metadata, self._caches)
-        count = len(batch.sampling_entries)
-        if not count:
-            return None
+        if not len(batch.sampling_entries):
+            return Computed(batch=batch, hidden=hidden, logits=None)
+        sampled = hidden
         if batch.sampling_positions is not None:
-            hidden = hidden[batch.sampling_positions]
-        return self._decoder.compute_logits(hidden)[:count]
-
-    def _sample(
-        self, logits: Tensor, active: ActiveRows, entries: Ints, runs: Ints, lengths: Ints
-    ) -> LogprobColumns | None:
-        """Fill in one token for each entry that samples; fail the rows with broken numbers."""
-        table = self._table
-        rows = active.rows[entries]
-        num_outputs = table.num_tokens[rows] - table.num_prompt[rows]
-        sampled = sample(logits, self._sampling, rows, num_outputs, table.num_logprobs[rows])
-        runs[entries, 0] = sampled.tokens
-        lengths[entries] = sampled.is_finite
-        if not sampled.is_finite.all():
-            for row in rows[~sampled.is_finite].tolist():
-                table.fail(row, _not_finite())
-        self._sampling.note(rows[sampled.is_finite], sampled.tokens[sampled.is_finite])
-        return sampled.logprobs
-
-
-def _not_finite() -> RequestError:
-    return RequestError(
-        FailureReason.NUMERICAL_ERROR, "the model's numbers for this sequence are not finite"
-    )
+            sampled = hidden[batch.sampling_positions]
+        logits = self._decoder.compute_logits(sampled)[: batch.num_sampled]
+        return Computed(batch=batch, hidden=hidden, logits=logits)
 
 
 def _no_replay() -> RequestError:

@@ -43,6 +43,8 @@ class Capacity:
     block_size_bytes: int
     model_digest: str = ""
     is_replay: bool = False
+    num_speculative_tokens: int = 0
+    """Most drafts of a row; a decoding row computes one token more than it has drafts."""
 
     @property
     def max_blocks_per_row(self) -> int:
@@ -101,6 +103,7 @@ class StepTimings:
     prepare_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
+    draft_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,10 @@ class StepResult:
     num_computed_tokens: Ints = field(default_factory=_no_ints)
     num_sampled_tokens: Ints = field(default_factory=_no_ints)
     sampled_token_ids: Ints = field(default_factory=_no_ints)
+    num_drafted_tokens: Ints = field(default_factory=_no_ints)
+    """Drafts verified for each row; empty in a worker without drafts."""
+    num_accepted_tokens: Ints = field(default_factory=_no_ints)
+    """Drafts among the sampled tokens of each row; empty in a worker without drafts."""
     finish_codes: Ints = field(default_factory=_no_ints)
     logprobs: LogprobColumns | None = None
     row_failures: tuple[RowFailure, ...] = ()

@@ -5,12 +5,13 @@ with a few vector operations. A row is FREE, RUNNING, or ENDED: finished or fail
 the scheduler yet. An ended row that a plan still names is padding.
 
 Invariants of a RUNNING row: num_computed < num_tokens < max_model_len, tokens[:num_tokens] is the
-prompt followed by the outputs, block_table[:num_blocks] are its blocks in order.
+prompt followed by the outputs, the num_drafts tokens behind them are guesses at what comes next,
+block_table[:num_blocks] are its blocks in order.
 """
 
 import numpy as np
 
-from services.worker.plan import Capacity, ContractError, FinishCode, NewSequence
+from services.worker.plan import Capacity, ContractError, FinishCode, Ints, NewSequence
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec
 
@@ -39,6 +40,9 @@ class RowTable:
         """num_computed before the last step that named the row."""
         self.last_step = np.zeros(size, np.int64)
         """The last step that named the row; 0 for none."""
+        self.num_drafts = np.zeros(size, np.int64)
+        self.num_accepted = np.zeros(size, np.int64)
+        """Drafts that the last step kept."""
         self.block_table = np.zeros((size, capacity.max_blocks_per_row), np.int32)
         self.num_blocks = np.zeros(size, np.int64)
         self.min_tokens = np.zeros(size, np.int64)
@@ -74,6 +78,7 @@ class RowTable:
         if self.state[new.row] != FREE:
             raise ContractError(f"row {new.row} of a new sequence is in use")
         self.last_step[new.row] = 0
+        self.num_drafts[new.row] = self.num_accepted[new.row] = 0
         self.num_blocks[new.row] = 0
         self.finish_code[new.row] = FinishCode.GOES_ON
         self.num_logprobs[new.row] = -1
@@ -84,6 +89,16 @@ class RowTable:
             return False
         self._describe(new)
         return True
+
+    def room(self, rows: Ints) -> Ints:
+        """Tokens that each row may still get before a length ends it; at least 1 while it runs."""
+        most = self.num_prompt[rows] + self.max_tokens[rows]
+        room: Ints = np.minimum(most, self.capacity.max_model_len) - self.num_tokens[rows]
+        return room
+
+    def covered(self, rows: Ints) -> Ints:
+        """Positions that the blocks of each row hold."""
+        return self.num_blocks[rows] * self.capacity.block_size
 
     def fail(self, row: int, error: RequestError) -> None:
         """End one row badly."""

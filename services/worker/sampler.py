@@ -5,7 +5,7 @@ rows whose logits are not finite. Only the other rows are copied, shaped and dra
 tokenizer are cut off first, so they can neither be sampled nor listed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from services.worker.plan import Ints, LogprobColumns
 from services.worker.rowwise import argmax_rows
 from services.worker.sampling_rows import SamplingRows
 from services.worker.shaping import shape_logits
+from shared.errors import FailureReason, RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,22 +34,28 @@ class Sampled:
 
 @torch.inference_mode()
 def sample(
-    logits: Tensor, settings: SamplingRows, rows: Ints, num_outputs: Ints, num_logprobs: Ints
+    logits: Tensor,
+    settings: SamplingRows,
+    rows: Ints,
+    num_outputs: Ints,
+    num_logprobs: Ints,
+    drafts_of: Callable[[int], Ints] | None = None,
 ) -> Sampled:
     """Sample one token for each row.
 
     Args:
         logits: [S, V] float32, raw; not changed.
         settings: Columns over all rows.
-        rows: [S] the rows the logits belong to.
-        num_outputs: [S] output tokens each row has so far.
+        rows: [S] the rows the logits belong to; a row that has drafts comes several times.
+        num_outputs: [S] output tokens each row has so far, drafts included.
         num_logprobs: [S] alternatives asked for, -1 for no logprobs.
+        drafts_of: The drafts that the logits at a place of [S] follow; None where none has any.
     """
     assert logits.dtype == torch.float32
     assert len(logits) == len(rows)
     known = logits[:, : settings.vocab_size]
     values, tokens = argmax_rows(known)
-    shaped = _Shaped.of(known, settings, rows, num_outputs)
+    shaped = _Shaped.of(known, settings, rows, num_outputs, drafts_of)
     if shaped is not None:
         best, tokens[shaped.at] = argmax_rows(shaped.logits)
         # A sum with a NaN or an infinity is none: both views of the row must be finite.
@@ -77,7 +84,12 @@ class _Shaped:
 
     @classmethod
     def of(
-        cls, known: Tensor, settings: SamplingRows, rows: Ints, num_outputs: Ints
+        cls,
+        known: Tensor,
+        settings: SamplingRows,
+        rows: Ints,
+        num_outputs: Ints,
+        drafts_of: Callable[[int], Ints] | None,
     ) -> "_Shaped | None":
         """Copy and change; None when no row is changed."""
         places = settings.is_shaped[rows].nonzero()[0]
@@ -86,7 +98,8 @@ class _Shaped:
         at = torch.from_numpy(places).to(known.device)
         logits = known[at]
         shapes = [settings.shapes[row] for row in rows[places].tolist()]
-        shape_logits(logits, list(enumerate(shapes)), num_outputs[places])
+        drafts = None if drafts_of is None else list(map(drafts_of, places.tolist()))
+        shape_logits(logits, list(enumerate(shapes)), num_outputs[places], drafts)
         return cls(places=places, at=at, logits=logits)
 
 
@@ -102,6 +115,13 @@ def _drawn(
     places = is_drawn.nonzero()[0]
     if len(places):
         yield known, places, places
+
+
+def not_finite() -> RequestError:
+    """The failure of a row whose numbers are broken."""
+    return RequestError(
+        FailureReason.NUMERICAL_ERROR, "the model's numbers for this sequence are not finite"
+    )
 
 
 def _settings(settings: SamplingRows, rows: Ints, num_outputs: Ints) -> DrawSettings:

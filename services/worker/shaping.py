@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.worker.plan import Floats, Ids, Ints, NewSequence
 from services.worker.rows import ending_ids
-from services.worker.token_counts import TokenCounts
+from services.worker.token_counts import Occurrences, TokenCounts
 from shared.sampling import SamplingSpec
 
 _NO_IDS: Ids = np.empty(0, np.uint32)
@@ -59,19 +59,26 @@ class RowShape:
             self.counts.add(token)
 
 
-def shape_logits(logits: Tensor, entries: Sequence[tuple[int, RowShape]], outputs: Ints) -> None:
+def shape_logits(
+    logits: Tensor,
+    entries: Sequence[tuple[int, RowShape]],
+    outputs: Ints,
+    drafts: Sequence[Ints] | None = None,
+) -> None:
     """Change `logits` [S, V] in place.
 
     Args:
         logits: Contiguous float32.
         entries: Row of `logits` and what to change there, ascending.
-        outputs: Output tokens that each entry has so far.
+        outputs: Output tokens that each entry has so far, drafts included.
+        drafts: Drafts that each entry takes for granted: the last of its outputs, which its shape
+            does not know.
     """
     flat = logits.view(-1)
     width = logits.shape[1]
     _mask_ends(flat, width, entries, outputs)
     _add_bias(flat, width, entries)
-    _penalise(flat, width, entries)
+    _penalise(flat, width, entries, drafts)
 
 
 def _mask_ends(
@@ -94,8 +101,17 @@ def _add_bias(flat: Tensor, width: int, entries: Sequence[tuple[int, RowShape]])
         flat.index_add_(0, _on_device(places, flat), _on_device(values, flat))
 
 
-def _penalise(flat: Tensor, width: int, entries: Sequence[tuple[int, RowShape]]) -> None:
-    found = [(index, shape.spec, shape.counts) for index, shape in entries if shape.counts]
+def _penalise(
+    flat: Tensor,
+    width: int,
+    entries: Sequence[tuple[int, RowShape]],
+    drafts: Sequence[Ints] | None,
+) -> None:
+    found: list[tuple[int, SamplingSpec, TokenCounts | Occurrences]] = [
+        (index, shape.spec, shape.counts if drafts is None else shape.counts.after(drafts[place]))
+        for place, (index, shape) in enumerate(entries)
+        if shape.counts
+    ]
     if not found:
         return
     sizes = [len(counts.ids) for _, _, counts in found]

@@ -1,10 +1,21 @@
 """How often a sequence has produced each token, kept up to date token by token."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 
 from services.worker.plan import Ids, Ints
 
 _INITIAL_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occurrences:
+    """Distinct tokens, and parallel to them how often each occurs in the output."""
+
+    ids: Ints
+    counts: Ints
 
 
 class TokenCounts:
@@ -34,6 +45,21 @@ class TokenCounts:
     def counts(self) -> Ints:
         """Occurrences in the output, parallel to `ids`."""
         return self._counts[: self._size]
+
+    def after(self, tokens: Iterable[int]) -> Occurrences:
+        """What the counts would be with more tokens in the output."""
+        counts = self.counts.copy()
+        more: dict[int, int] = {}
+        for token in tokens:
+            place = self._places.get(token)
+            if place is None:
+                more[token] = more.get(token, 0) + 1
+            else:
+                counts[place] += 1
+        if not more:
+            return Occurrences(self.ids, counts)
+        ids = np.concatenate([self.ids, np.fromiter(more, np.int64)])
+        return Occurrences(ids, np.concatenate([counts, np.fromiter(more.values(), np.int64)]))
 
     def add(self, token: int) -> None:
         """Count one more output token."""

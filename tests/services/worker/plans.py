@@ -93,6 +93,9 @@ class Live:
     is_new: bool = True
     code: int = 0
     error: RequestError | None = None
+    num_steps: int = 0
+    drafted: list[tuple[int, int]] = field(default_factory=list)
+    """Drafts verified and drafts kept in each step that sampled."""
 
     @property
     def is_done(self) -> bool:
@@ -151,9 +154,8 @@ class MiniScheduler:
         self.step += 1
         entries, new, chosen = {}, [], self.live[: self.capacity.max_num_seqs]
         for one in chosen:
-            known = len(one.prompt) + len(one.outputs)
-            scheduled = min(self.chunk, known - one.computed)
-            needed = -(-(one.computed + scheduled) // self.capacity.block_size) - one.blocks
+            scheduled, most = self._schedule(one)
+            needed = -(-most // self.capacity.block_size) - one.blocks
             blocks = tuple(self._blocks.pop() for _ in range(needed))
             self._held.setdefault(one.row, []).extend(blocks)
             one.blocks += needed
@@ -172,15 +174,35 @@ class MiniScheduler:
         self._take(chosen, entries, result)
         return result
 
+    def _schedule(self, one: Live) -> tuple[int, int]:
+        """Tokens to order, and positions that they and the drafts behind them may reach."""
+        known = len(one.prompt) + len(one.outputs)
+        num_drafts = self.capacity.num_speculative_tokens
+        scheduled = min(self.chunk, known - one.computed)
+        if one.computed + scheduled < known:
+            return scheduled, one.computed + scheduled
+        scheduled += num_drafts if one.outputs else 0
+        most = one.computed + scheduled + max(0, num_drafts - 1)
+        return scheduled, min(most, self.capacity.max_model_len)
+
     def _take(self, chosen: list[Live], entries: dict[int, Entry], result: StepResult) -> None:
         ids = result.sampled_token_ids.tolist()
         errors = {entry.row: entry.error for entry in result.row_failures}
         self.logprobs.append(result.logprobs)
         for index, one in enumerate(chosen):
             count = int(result.num_sampled_tokens[index])
+            known = len(one.prompt) + len(one.outputs)
             one.outputs += ids[:count]
             del ids[:count]
-            one.computed += entries[one.row].scheduled
+            one.num_steps += 1
+            one.computed = min(known, one.computed + entries[one.row].scheduled)
+            if self.capacity.num_speculative_tokens:
+                drafted, accepted = (
+                    int(column[index])
+                    for column in (result.num_drafted_tokens, result.num_accepted_tokens)
+                )
+                one.computed += accepted
+                one.drafted += [(drafted, accepted)] if count else []
             one.code = int(result.finish_codes[index])
             one.error = errors.get(one.row)
             if one.is_done:

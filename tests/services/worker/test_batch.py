@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.worker.batch import BatchBuilder
+from services.worker.batch import BatchBuilder, ends_of_runs
 from services.worker.contract import begin_step
 from services.worker.rows import RowTable
 from tests.services.worker.plans import Entry, make_capacity, make_plan, make_sequence
@@ -105,3 +105,40 @@ def test_the_largest_step_fits_the_buffers() -> None:
     batch = BatchBuilder(table, CPU, row_multiple=4).build(active)
     assert batch.metadata.num_tokens == 32
     assert np.all(batch.metadata.slot_mapping.numpy() >= 4)
+
+
+@pytest.fixture
+def drafting() -> RowTable:
+    """As `table`, with room for three drafts; row 3 has two, tokens 90 and 91."""
+    table = RowTable(make_capacity(num_speculative_tokens=3))
+    table.admit(make_sequence(3, [10, 11, 12, 13, 14], outputs=[15], computed=5))
+    table.block_table[3, :2], table.num_blocks[3] = (8, 9), 2
+    table.tokens[3, 6:8], table.num_drafts[3] = (90, 91), 2
+    table.admit(make_sequence(1, [20, 21, 22, 23, 24, 25, 26]))
+    return table
+
+
+def test_drafts_follow_the_last_known_token_and_all_of_them_are_sampled(drafting: RowTable) -> None:
+    entries = plan_of(_1=Entry(scheduled=3, blocks=(5,)), _3=Entry(scheduled=4, computed=5))
+    batch = build(drafting, entries)
+    assert batch.token_ids.tolist() == [20, 21, 22, 15, 90, 91]
+    assert batch.metadata.positions.tolist() == [0, 1, 2, 5, 6, 7]
+    assert batch.metadata.seq_lens.tolist() == [3, 8]
+    assert batch.sampling_entries.tolist() == [1]
+    assert batch.num_sampled == 3
+    assert batch.sampling_positions is not None
+    assert batch.sampling_positions.tolist() == [3, 4, 5]
+    assert batch.token_rows.tolist() == [1, 1, 1, 3, 3, 3]
+    assert batch.token_positions.tolist() == [0, 1, 2, 5, 6, 7]
+
+
+def test_a_step_of_drafts_alone_samples_all_of_it(drafting: RowTable) -> None:
+    batch = build(drafting, plan_of(_3=Entry(scheduled=4, computed=5)))
+    assert batch.num_sampled == 3
+    assert batch.sampling_positions is None
+
+
+def test_runs_of_places_end_where_they_should() -> None:
+    found = ends_of_runs(np.array([4, 9, 10]), np.array([2, 4, 1]))
+    assert found.tolist() == [3, 4, 6, 7, 8, 9, 10]
+    assert ends_of_runs(np.array([], np.int64), np.array([], np.int64)).tolist() == []

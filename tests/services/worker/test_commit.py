@@ -77,3 +77,31 @@ def test_the_counts_of_the_plan_are_echoed() -> None:
     assert result.num_computed_tokens.tolist() == [1]
     assert table.last_computed[0] == 2
     assert table.num_computed[0] == 3
+
+
+def commit_drafts(max_tokens: int, run: list[int], accepted: int) -> tuple[StepResult, RowTable]:
+    """Row 0 knows 3 tokens, 2 of them computed, and verifies three drafts."""
+    table = RowTable(make_capacity(num_speculative_tokens=3))
+    table.admit(make_sequence(0, [1, 2, 3], computed=2, max_tokens=max_tokens, eos_token_ids=(9,)))
+    table.tokens[0, 3:6], table.num_drafts[0] = (5, 6, 7), 3
+    plan = make_plan(1, {0: Entry(scheduled=4, computed=2, blocks=(1, 2))})
+    active = begin_step(plan, table, 1, lambda new: None)
+    runs, lengths = np.array([run]), np.array([len(run)])
+    return commit_step(plan, table, active, runs, lengths, None, np.array([accepted])), table
+
+
+def test_kept_drafts_are_computed_and_rejected_ones_are_not() -> None:
+    result, table = commit_drafts(20, [5, 8], accepted=1)
+    assert table.num_computed[0] == 4
+    assert table.num_tokens[0] == 5
+    assert table.tokens[0, :5].tolist() == [1, 2, 3, 5, 8]
+    assert (table.num_drafts[0], table.num_accepted[0]) == (0, 1)
+    assert result.num_drafted_tokens.tolist() == [3]
+    assert result.num_accepted_tokens.tolist() == [1]
+
+
+def test_a_run_cut_among_its_drafts_counts_those_that_are_left() -> None:
+    result, table = commit_drafts(2, [5, 6, 7, 8], accepted=3)
+    assert result.sampled_token_ids.tolist() == [5, 6]
+    assert result.num_accepted_tokens.tolist() == [2]
+    assert table.state[0] == ENDED

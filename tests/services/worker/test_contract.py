@@ -117,3 +117,60 @@ def test_with_two_plans_in_flight_a_plan_may_lag_by_the_step_before_it(table: Ro
     with pytest.raises(ContractError, match="another number"):
         begin(table, make_plan(8, {0: Entry(scheduled=1, computed=4)}), window=2)
     assert begin(table, make_plan(7, {0: Entry(scheduled=1, computed=4)}), window=2).rows == [0]
+
+
+@pytest.fixture
+def drafting() -> RowTable:
+    """Row 0 knows 6 tokens in block 1, 5 of them computed, and has two drafts."""
+    table = RowTable(make_capacity(num_speculative_tokens=3))
+    table.admit(make_sequence(0, [1, 2, 3, 4, 5, 6], computed=5))
+    table.block_table[0, :2], table.num_blocks[0] = (1, 2), 2
+    table.tokens[0, 6:8], table.num_drafts[0] = (7, 8), 2
+    return table
+
+
+@pytest.mark.parametrize(("scheduled", "drafts"), [(1, 0), (2, 1), (3, 2), (4, 2)])
+def test_a_plan_orders_at_most_the_drafts_that_there_are(
+    drafting: RowTable, scheduled: int, drafts: int
+) -> None:
+    active = begin(drafting, make_plan(1, {0: Entry(scheduled=scheduled, computed=5)}))
+    assert active.num_drafts is not None
+    assert active.num_drafts.tolist() == [drafts]
+    assert active.num_scheduled.tolist() == [1 + drafts]
+    assert active.is_sampling.tolist() == [True]
+
+
+def test_a_plan_may_not_order_more_drafts_than_a_row_can_have(drafting: RowTable) -> None:
+    with pytest.raises(ContractError, match="row 0 has fewer tokens"):
+        begin(drafting, make_plan(1, {0: Entry(scheduled=5, computed=5)}))
+
+
+def test_a_chunk_before_the_known_end_has_no_drafts(drafting: RowTable) -> None:
+    drafting.num_computed[0] = 2
+    active = begin(drafting, make_plan(1, {0: Entry(scheduled=3, computed=2)}))
+    assert active.num_drafts is not None
+    assert active.num_drafts.tolist() == [0]
+    assert active.is_sampling.tolist() == [False]
+
+
+def test_drafts_stay_inside_the_blocks_and_known_tokens_must(drafting: RowTable) -> None:
+    drafting.num_blocks[0] = 1
+    with pytest.raises(ContractError, match="row 0 has too few blocks"):
+        begin(drafting, make_plan(1, {0: Entry(scheduled=4, computed=5)}))
+    drafting.num_tokens[0], drafting.num_computed[0] = 3, 2
+    active = begin(drafting, make_plan(1, {0: Entry(scheduled=4, computed=2)}))
+    assert active.num_scheduled.tolist() == [2]
+
+
+@pytest.mark.parametrize(("computed", "is_right"), [(2, True), (3, True), (4, False), (5, True)])
+def test_a_plan_made_ahead_counts_the_least_progress(
+    drafting: RowTable, computed: int, is_right: bool
+) -> None:
+    """The step before started at 2, computed one known token and kept two drafts."""
+    drafting.last_computed[0], drafting.num_accepted[0], drafting.last_step[0] = 2, 2, 6
+    plan = make_plan(7, {0: Entry(scheduled=1, computed=computed)})
+    if is_right:
+        assert begin(drafting, plan, window=2).num_computed.tolist() == [5]
+        return
+    with pytest.raises(ContractError, match="another number"):
+        begin(drafting, plan, window=2)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from services.worker.plan import ContractError
@@ -93,3 +94,15 @@ def test_an_ending_id_counts_once_however_often_it_is_named() -> None:
     assert ending_ids(spec) == (2, 3, 5)
     ignoring = SamplingSpec(eos_token_ids=(2, 3), stop_token_ids=(5, 3, 5), ignore_eos=True)
     assert ending_ids(ignoring) == (5, 3)
+
+
+def test_room_is_what_the_nearest_length_leaves(table: RowTable) -> None:
+    table.admit(make_sequence(0, [5] * 10, outputs=[6], max_tokens=4))
+    table.admit(make_sequence(1, [5] * 38, max_tokens=9))
+    assert table.room(np.array([0, 1])).tolist() == [3, 2]
+
+
+def test_a_new_row_has_no_drafts_of_the_one_before(table: RowTable) -> None:
+    table.num_drafts[2], table.num_accepted[2] = 3, 2
+    table.admit(make_sequence(2, [5]))
+    assert (table.num_drafts[2], table.num_accepted[2]) == (0, 0)

@@ -123,3 +123,32 @@ def test_min_tokens_counts_outputs_so_far() -> None:
     for num_outputs, token in ((2, 8), (3, 8), (4, 7)):
         found = sample(logits, rows, np.array([0]), np.array([num_outputs]), np.array([-1]))
         assert found.tokens.tolist() == [token]
+
+
+def test_a_row_with_drafts_samples_at_each_as_if_the_drafts_were_its_output() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    sampling = {"temperature": 1.0, "seed": 5, "frequency_penalty": 2.0, "min_tokens": 4}
+    drafts = [11, 12]
+
+    def rows(outputs: list[int]) -> SamplingRows:
+        settings = SamplingRows(1, VOCAB)
+        settings.admit(make_sequence(0, [1], outputs=outputs, max_tokens=9, **sampling))
+        return settings
+
+    together = sample(
+        logits,
+        rows([4]),
+        np.zeros(3, np.int64),
+        np.array([1, 2, 3]),
+        np.full(3, -1),
+        lambda place: np.array(drafts[:place], np.int64),
+    )
+    for place in range(3):
+        alone = sample(
+            logits[place : place + 1],
+            rows([4, *drafts[:place]]),
+            np.zeros(1, np.int64),
+            np.array([1 + place]),
+            np.full(1, -1),
+        )
+        assert together.tokens[place] == alone.tokens[0]

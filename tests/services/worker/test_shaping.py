@@ -135,3 +135,17 @@ def test_rows_are_shaped_independently() -> None:
         alone = logits[index : index + 1].clone()
         shape_logits(alone, [(0, row)], np.array([1]))
         assert torch.equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_drafts_taken_for_granted_count_like_outputs(num_drafts: int) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+    sampling = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 4}
+    sampling |= {"stop_token_ids": (1,), "logit_bias": ((2, 1.0),)}
+    outputs, drafts = [3, 4], [4, 9, 3][:num_drafts]
+    row = RowShape.of(make_sequence(0, [0, 2], outputs=outputs, **sampling), VOCAB)
+    assert row is not None
+    found = logits.clone()[None]
+    shape_logits(found, [(0, row)], np.array([2 + num_drafts]), [np.array(drafts, np.int64)])
+    expected = shape(logits, [0, 2], outputs + drafts, **sampling)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=0)

@@ -30,3 +30,13 @@ def test_nothing_yet_is_fine() -> None:
     assert as_dict(counts) == {}
     counts.add(4)
     assert as_dict(counts) == {4: 1}
+
+
+def test_drafts_are_counted_as_if_they_were_output_and_leave_no_trace() -> None:
+    counts = TokenCounts(np.array([5, 6], np.uint32), np.array([6, 7], np.uint32))
+    before = as_dict(counts)
+    after = counts.after([7, 5, 90, 91, 90])
+    found = dict(zip(after.ids.tolist(), after.counts.tolist(), strict=True))
+    assert found == {5: 1, 6: 1, 7: 2, 90: 2, 91: 1}
+    assert as_dict(counts) == before
+    assert counts.after([]).counts.tolist() == counts.counts.tolist()

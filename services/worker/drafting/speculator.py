@@ -1,0 +1,121 @@
+"""The second half of a step in a worker with drafts: verify, commit, and propose the next ones."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.commit import commit_step
+from services.worker.contract import ActiveRows
+from services.worker.drafting.proposer import Proposer
+from services.worker.drafting.verification import Verification
+from services.worker.logprobs import measure
+from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult, StepTimings
+from services.worker.rows import RowTable
+from services.worker.sampler import not_finite, sample
+from services.worker.sampling_rows import SamplingRows
+from services.worker.step_end import Computed
+
+CachesT = TypeVar("CachesT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Verified:
+    """What the active rows of a step get."""
+
+    runs: Ints
+    """[A, N] tokens."""
+    lengths: Ints
+    """[A] tokens of each run."""
+    accepted: Ints
+    """[A] drafts that each run begins with."""
+
+
+class Speculator(Generic[CachesT]):
+    """Ends steps with runs of tokens."""
+
+    def __init__(
+        self, proposer: Proposer[CachesT], table: RowTable, sampling: SamplingRows
+    ) -> None:
+        self._proposer = proposer
+        self._table = table
+        self._sampling = sampling
+
+    def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
+        """Verify, commit, propose."""
+        if computed is None or computed.logits is None:
+            verified = _nothing(len(active.rows))
+            result = self._commit(plan, active, verified)
+        else:
+            entries = computed.batch.sampling_entries
+            verification = Verification(self._table, active, entries)
+            verified, targets = self._verify(verification, computed.logits, len(active.rows))
+            result = self._commit(plan, active, verified)
+            kept = result.num_sampled_tokens[active.entries[entries]]
+            self._sampling.note(np.repeat(verification.rows, kept), result.sampled_token_ids)
+            logprobs = self._measure(verification, computed.logits, targets, kept)
+            result = replace(result, logprobs=logprobs)
+        if computed is None:
+            return result
+        started = time.perf_counter_ns()
+        self._proposer.propose(computed.hidden, computed.batch, active, verified.accepted)
+        draft_us = (time.perf_counter_ns() - started) // 1000
+        return replace(result, timings=StepTimings(draft_us=draft_us))
+
+    def _verify(
+        self, verification: Verification, logits: Tensor, num_active: int
+    ) -> tuple[_Verified, Ints]:
+        """Runs of the active rows, and the targets of all logits; broken rows are failed."""
+        rows = verification.rows_of_logits
+        sampled = sample(
+            logits,
+            self._sampling,
+            rows,
+            verification.num_outputs,
+            np.full(len(rows), -1),  # measured later, where kept
+            verification.drafts_before,
+        )
+        runs = verification.judge(sampled.tokens, sampled.is_finite)
+        for row in verification.rows[runs.is_broken].tolist():
+            self._table.fail(row, not_finite())
+        verified = _nothing(num_active, runs.tokens.shape[1])
+        verified.runs[verification.entries] = runs.tokens
+        verified.lengths[verification.entries] = runs.lengths
+        verified.accepted[verification.entries] = runs.accepted
+        return verified, sampled.tokens
+
+    def _commit(self, plan: StepPlan, active: ActiveRows, verified: _Verified) -> StepResult:
+        return commit_step(
+            plan,
+            self._table,
+            active,
+            verified.runs,
+            verified.lengths,
+            logprobs=None,
+            accepted=verified.accepted,
+        )
+
+    @torch.inference_mode()
+    def _measure(
+        self, verification: Verification, logits: Tensor, targets: Ints, kept: Ints
+    ) -> LogprobColumns | None:
+        """Log-probabilities of the tokens that were kept, for the rows that asked."""
+        num_logprobs = self._table.num_logprobs[verification.rows]
+        places = verification.kept_places(kept, num_logprobs)
+        if not len(places):
+            return None
+        at = torch.from_numpy(places).to(logits.device)
+        tokens = torch.from_numpy(targets[places]).to(logits.device)
+        known = logits[:, : self._sampling.vocab_size]
+        return measure(known[at], tokens, num_logprobs[verification.owners[places]])
+
+
+def _nothing(num_active: int, width: int = 1) -> _Verified:
+    return _Verified(
+        runs=np.zeros((num_active, width), np.int64),
+        lengths=np.zeros(num_active, np.int64),
+        accepted=np.zeros(num_active, np.int64),
+    )

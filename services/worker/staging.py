@@ -1,0 +1,30 @@
+"""Buffers between the host, where a step is written, and the device, where the model reads it."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class StagingBuffer:
+    """A host array that the step is written into, and the device tensor that the model reads.
+
+    On a CPU both are the same memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        host = torch.zeros(shape, dtype=dtype)
+        self.array: NDArray[np.generic] = host.numpy()
+        self._host = host
+        self._device = host.to(device)
+        self._part = self._device
+
+    def send(self, count: int) -> Tensor:
+        """The first `count` entries on the device."""
+        if len(self._part) != count:  # steady decoding asks for the same part at every step
+            self._part = self._device[:count]
+        part = self._part
+        if self._device is not self._host:
+            # The result of the last step was read back, so nothing still reads the host's copy.
+            part.copy_(self._host[:count], non_blocking=True)
+        return part

@@ -1,0 +1,67 @@
+"""The second half of a step: logits to tokens, tokens into the rows, the result out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from services.worker.batch import Batch
+from services.worker.commit import commit_step
+from services.worker.contract import ActiveRows
+from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult
+from services.worker.rows import RowTable
+from services.worker.sampler import not_finite, sample
+from services.worker.sampling_rows import SamplingRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Computed:
+    """What the model made of a step."""
+
+    batch: Batch
+    hidden: Tensor
+    """[T, E] states of all tokens, padding included."""
+    logits: Tensor | None
+    """Of the places that are sampled; None when there is none."""
+
+
+class StepEnd(Protocol):
+    """Ends steps."""
+
+    def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
+        """Bring a step to its result; `computed` is None where no row had anything to compute."""
+        ...
+
+
+class SampleEnd:
+    """One token for every row whose known tokens are all computed."""
+
+    def __init__(self, table: RowTable, sampling: SamplingRows) -> None:
+        self._table = table
+        self._sampling = sampling
+
+    def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
+        """Sample and commit."""
+        runs, lengths = np.zeros((len(active.rows), 1), np.int64), np.zeros_like(active.rows)
+        logprobs = None
+        if computed is not None and computed.logits is not None:
+            entries = computed.batch.sampling_entries
+            logprobs = self._sample(computed.logits, active, entries, runs, lengths)
+        return commit_step(plan, self._table, active, runs, lengths, logprobs)
+
+    def _sample(
+        self, logits: Tensor, active: ActiveRows, entries: Ints, runs: Ints, lengths: Ints
+    ) -> LogprobColumns | None:
+        """Fill in one token for each entry that samples; fail the rows with broken numbers."""
+        table = self._table
+        rows = active.rows[entries]
+        num_outputs = table.num_tokens[rows] - table.num_prompt[rows]
+        sampled = sample(logits, self._sampling, rows, num_outputs, table.num_logprobs[rows])
+        runs[entries, 0] = sampled.tokens
+        lengths[entries] = sampled.is_finite
+        if not sampled.is_finite.all():
+            for row in rows[~sampled.is_finite].tolist():
+                table.fail(row, not_finite())
+        self._sampling.note(rows[sampled.is_finite], sampled.tokens[sampled.is_finite])
+        return sampled.logprobs
