@@ -1,6 +1,9 @@
 import pytest
 
-from services.launcher.options.passing import service_flags
+from services.frontend.settings import FrontendSettings
+from services.launcher.options.passing import PASSED, service_flags
+from services.worker.settings import WorkerSettings
+from shared.config import ServiceSettings, flag_of
 from tests.services.launcher.options.cases import deployment, extra, join
 
 
@@ -28,3 +31,13 @@ def test_options_become_words_of_the_service_that_honours_them(
     text: str, flags: dict[str, tuple[str, ...]]
 ) -> None:
     assert service_flags(deployment(text)) == flags
+
+
+def test_every_option_that_is_passed_on_is_a_setting_there() -> None:
+    known: dict[str, type[ServiceSettings]] = {
+        "worker": WorkerSettings,
+        "frontend": FrontendSettings,
+    }
+    for passed in PASSED:
+        fields = known[passed.service].model_fields
+        assert passed.flag in {flag_of(name) for name in fields}, passed

@@ -14,6 +14,8 @@ CASES = (
     Case(key="rank-hybrid", meets="-dp 4 -dpn 0 -dph", passes="-dp 4 -dpl 2 -dph"),
     Case(key="hybrid-external", meets="-dp 4 -dpl 2 -dph -dpe", passes="-dp 4 -dpe"),
     Case(key="hybrid-local", meets="-dp 4 -dph", passes="-dp 4 -dpl 2 -dph"),
+    Case(key="hybrid-one", meets="-dp 4 -dpl 1 -dph", passes="-dp 4 -dpl 2 -dph"),
+    Case(key="hybrid-all", meets="-dp 4 -dpl 4 -dph", passes="-dp 4 -dpl 2 -dph"),
     Case(
         key="headless-hybrid",
         meets="-dp 4 -dpl 2 --headless -dph",
