@@ -64,8 +64,8 @@ def payload(memory: Tensor, row_bytes: int) -> Tensor:
 def pack(weight: Tensor) -> Tensor:
     """Pack a plain weight; the compiled kernel writes the same bytes."""
     matrices, rows, row_bytes = sizes(weight)
-    plain_bytes = weight.contiguous().view(torch.uint8).view(matrices, rows, row_bytes) ^ 128
-    padded = torch.nn.functional.pad(plain_bytes, (0, 0, 0, -rows % 4))
+    plain_bytes = weight.contiguous().view(torch.uint8).view(matrices, rows, row_bytes)
+    padded = torch.nn.functional.pad(plain_bytes, (0, 0, 0, -rows % 4)) ^ 128
     quads = padded.view(matrices, -1, 4, row_bytes).transpose(2, 3)
     strips = [strip.flatten(1) for strip in quads.split(_STRIP, dim=2)]
     memory = allocate(weight)
@@ -88,13 +88,15 @@ def unpack(weight: Tensor) -> Tensor:
         strips.append(packed[:, first:last].reshape(matrices, groups, width, 4))
         first = last
     padded = torch.cat(strips, dim=2).transpose(2, 3).reshape(matrices, -1, row_bytes)
-    plain_bytes = (padded[:, :rows] ^ 128).reshape(*weight.shape[:-1], row_bytes)
-    return plain_bytes.view(weight.dtype)
+    plain_bytes = (padded[:, :rows] ^ 128).flatten()
+    return plain_bytes.view(weight.dtype).view(weight.shape)
 
 
 def plain(weight: Tensor) -> Tensor:
     """A weight in any layout, as int8 [..., K, N] with one value in each element."""
     flat = unpack(weight) if is_nz(weight) else weight
+    is_copy = bool((flat.contiguous().view(torch.uint8) == _OPAQUE).all())
+    require(not is_copy, _NAME, "{} is a copy of its opaque rows", tuple(weight.shape))
     if flat.dtype is torch.int8:
         return flat
     pairs = flat.contiguous().view(torch.int8)

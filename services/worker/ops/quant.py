@@ -23,6 +23,9 @@ _STATIC = "npu_quantize"
 _PRODUCT = "npu_quant_matmul"
 _CAST = "npu_format_cast"
 
+_DYNAMIC_DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {"quant_mode": "pertoken", "dst_type_max": 0.0}
+)
 _INT8 = 1
 _FP8 = torch.float8_e4m3fn
 _LARGEST_FP8 = 448.0
@@ -88,7 +91,7 @@ def _check_dynamic(
             input.dtype)  # fmt: skip
     require(input.dim() > 1, _DYNAMIC, "input must have two dimensions or more")
     for argument, value in unused.items():
-        is_default = not value or (argument == "quant_mode" and value == "pertoken")
+        is_default = value is None or _DYNAMIC_DEFAULTS.get(argument) == value
         require(is_default, _DYNAMIC, "{} is not supported on CPU", argument)
     if dst_type is None or dst_type == _INT8:
         return torch.int8

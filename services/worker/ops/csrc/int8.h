@@ -106,12 +106,12 @@ ALWAYS_INLINE int32_t i8_quad(const int8_t *x) {
 /* Pack up to I8_STRIP byte columns of `count` plain rows from row `k` on. */
 static void nz_pack(const uint8_t *plain, int64_t row_bytes, int64_t column, int64_t width,
                     int64_t k, int64_t count, uint8_t *packed) {
+    static const uint8_t zeros[I8_STRIP];
     const uint8_t *source = plain + k * row_bytes + column;
     for (int64_t first = 0; first < count; first += 4, packed += 4 * width) {
         const uint8_t *rows[4];
-        /* Past the end any row will do: it is multiplied by zeros. */
         for (int i = 0; i < 4; i++)
-            rows[i] = source + (first + i < count ? first + i : first) * row_bytes;
+            rows[i] = first + i < count ? source + (first + i) * row_bytes : zeros;
         uint32_t quads[I8_STRIP];
         for (int64_t c = 0; c < width; c++)
             quads[c] = 0x80808080u ^ ((uint32_t)rows[0][c] | (uint32_t)rows[1][c] << 8 |

@@ -1,0 +1,89 @@
+"""Packed weights: what went in comes out, and nothing takes them for plain ones by accident."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.ops import nz
+
+SHAPES = [(1, 1), (4, 32), (5, 7), (64, 40), (3, 9, 33)]
+
+
+def random_weight(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    limits = torch.iinfo(dtype)
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(limits.min, limits.max, shape, dtype=dtype, generator=generator)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
+def test_what_was_packed_is_unpacked(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    weight = random_weight(shape, dtype)
+    packed = nz.pack(weight)
+    assert nz.is_nz(packed)
+    assert not nz.is_nz(weight)
+    assert (packed.shape, packed.dtype) == (weight.shape, weight.dtype)
+    assert torch.equal(nz.unpack(packed), weight)
+
+
+def test_four_rows_of_a_column_are_neighbours_and_strips_follow_each_other() -> None:
+    weight = torch.arange(8 * 33).view(8, 33).to(torch.int8)
+    memory = torch.empty(0, dtype=torch.uint8).set_(nz.pack(weight).untyped_storage())
+    packed = (nz.payload(memory, 33) ^ 128).view(torch.int8)
+    assert packed[:8].tolist() == [0, 33, 66, 99, 1, 34, 67, 100]
+    assert torch.equal(packed[128:132], weight[4:, 0])
+    assert torch.equal(packed[256:], weight[:, 32])
+
+
+def test_int8_rows_of_two_columns_may_be_viewed_as_eight_columns() -> None:
+    pairs = random_weight((2, 12, 64), torch.int8)
+    packed = nz.pack(pairs).view(torch.int32)
+    assert nz.is_nz(packed)
+    assert torch.equal(nz.unpack(packed), pairs.view(torch.int32))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_plain_values_of_int4_keep_their_sign_and_order(is_packed: bool) -> None:
+    values = torch.tensor([[-8, 7, -1, 0, 1, 2, 3, -4]], dtype=torch.int8)
+    weight = ((values[:, ::2] & 15) | (values[:, 1::2] << 4)).view(torch.int32)
+    assert torch.equal(nz.plain(nz.pack(weight) if is_packed else weight), values)
+
+
+def test_a_packed_weight_is_not_flat_and_shows_no_weights() -> None:
+    packed = nz.pack(random_weight((16, 8), torch.int8))
+    assert not packed.is_contiguous()
+    assert len(packed.unique()) == 1
+    assert len(packed.clone().unique()) == 1
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda w: w[0],
+        lambda w: w[:1],
+        lambda w: w[:, :8],
+        lambda w: w[..., :8],
+        lambda w: w[..., 8:],
+        lambda w: w.view(torch.int32)[..., 1:],
+        lambda w: w.as_strided((1, 3, 16), (0, 0, 1)),
+    ],
+)
+def test_a_part_is_no_packed_weight(cut: Any) -> None:
+    packed = nz.pack(random_weight((3, 16, 16), torch.int8))
+    part = cut(packed)
+    assert not part.is_contiguous()
+    with pytest.raises(ValueError, match="is a part of another one"):
+        nz.unpack(part)
+
+
+def test_one_row_for_all_is_no_packed_weight() -> None:
+    assert not nz.is_nz(torch.zeros(1, 8, dtype=torch.int8).expand(4, 8))
+
+
+def test_other_types_and_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be int8, or int32"):
+        nz.pack(torch.zeros(4, 4, dtype=torch.int16))
+    for shape in [(4,), (0, 4)]:
+        with pytest.raises(ValueError, match=r"must be \[\.\.\., K, N\]"):
+            nz.pack(torch.zeros(shape, dtype=torch.int8))
