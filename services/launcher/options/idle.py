@@ -107,6 +107,12 @@ IDLE: Final = (
         reason="8-bit indexer keys are written one way only, with the same result",
     ),
     Idle(
+        names=(f"{_EXTRA}.weight_nz_mode",),
+        when=lambda asked: asked.flags.additional_config.weight_nz_mode == 2,
+        reason="float weights keep the plain layout, with the same result; quantized ones are as "
+        "with 1",
+    ),
+    Idle(
         names=(f"{_EXTRA}.enable_cpu_binding",),
         reason="cores are left to the operating system; --num-threads bounds the worker's threads",
     ),

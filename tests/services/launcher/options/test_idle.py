@@ -16,6 +16,7 @@ from tests.services.launcher.options.cases import extra, join, verdict
         (extra(enable_dsa_cp=True), "--additional-config enable_dsa_cp=true: no effect: one rank"),
         (extra(enable_flashcomm1=True), "enable_flashcomm1=true: no effect: vllm-ascend has"),
         (extra(enable_mlapo=True), "--additional-config enable_mlapo=true: no effect"),
+        (extra(weight_nz_mode=2), "weight_nz_mode=2: no effect: float weights keep"),
         (extra(enable_cpu_binding=True), "--additional-config enable_cpu_binding=true: no effect"),
         (extra(fuse_muls_add=False), "--additional-config fuse_muls_add=false: no effect"),
         (extra(enable_balance_scheduling=True), "enable_balance_scheduling=true: no effect"),
