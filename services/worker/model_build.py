@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -21,15 +22,19 @@ from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
 from services.worker.loading.load import load_model
-from services.worker.loading.progress import shown_progress
+from services.worker.loading.progress import LoadProgress, shown_progress
+from services.worker.loading.strategy import LoadStrategy, ReadMode
+from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
 from services.worker.model_executor import ModelExecutor
+from services.worker.npu_generation import choose_generation
 from services.worker.ops import native
 from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
 from services.worker.quant.scheme import QuantDescription
+from services.worker.runner import BuildStoppedError
 from services.worker.settings import WorkerSettings
 from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
@@ -39,10 +44,13 @@ _log = get_logger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[KVCaches]:
+def build_model_executor(
+    settings: WorkerSettings, path: Path, is_stopping: Callable[[], bool] = lambda: False
+) -> ModelExecutor[KVCaches]:
     """Everything up to the first plan.
 
     Raises:
+        BuildStoppedError: `is_stopping` said so while weights were read.
         ConfigError: A setting does not fit the model or the machine.
         CheckpointError: The checkpoint cannot be used, or its first step gives no numbers.
     """
@@ -52,21 +60,13 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
     # Before any other torch work, so that one pool of threads exists in the process.
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(num_threads)
-    device = _open_device(settings.device)
-    config = ModelConfig.from_dir(path)
-    dtype = _choose_dtype(settings, config, path)
+    spec = _choose_spec(settings, path)
+    config = spec.config
     max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
     known = num_known_ids(path, config.vocab_size)
     ops.register()
-    spec = ModelSpec(
-        config=config,
-        dtype=dtype,
-        device=device,
-        quantization=QuantDescription.from_dir(path),
-    )
-    with shown_progress(path.name, Console(stderr=True)) as show:
-        decoder = load_model(path, spec, progress=show)
-    with _guarded(device):
+    decoder = _load(settings, path, spec, is_stopping)
+    with _guarded(spec.device):
         num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
         caches = allocate(spec, num_blocks)
         check_layout(spec, caches)
@@ -87,8 +87,8 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         caches,
         limits,
         num_known_ids=known,
-        device=device,
-        row_multiple=_row_multiple(dtype, device),
+        device=spec.device,
+        row_multiple=_row_multiple(spec.dtype, spec.device),
     )
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
@@ -97,7 +97,7 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         "model ready",
         extra={
             "model": path.name,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(spec.dtype).removeprefix("torch."),
             "num_blocks": num_blocks,
             "max_model_len": max_model_len,
             "num_threads": num_threads,
@@ -105,6 +105,39 @@ def build_model_executor(settings: WorkerSettings, path: Path) -> ModelExecutor[
         },
     )
     return executor
+
+
+def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
+    """What the settings and the checkpoint's small files make of the model."""
+    device = _open_device(settings.device)
+    config = ModelConfig.from_dir(path)
+    return ModelSpec(
+        config=config,
+        dtype=_choose_dtype(settings, config, path),
+        device=device,
+        quantization=QuantDescription.from_dir(path),
+        cache=_choose_cache_format(settings, device),
+        weight_nz_mode=settings.weight_nz_mode,
+    )
+
+
+def _load(
+    settings: WorkerSettings, path: Path, spec: ModelSpec, is_stopping: Callable[[], bool]
+) -> Decoder:
+    """Read the weights and show how far that is."""
+    strategy = LoadStrategy(
+        mode=ReadMode(settings.safetensors_load_strategy),
+        num_threads=settings.num_load_threads,
+        memory_bytes=settings.load_memory_bytes,
+    )
+    with shown_progress(path.name, Console(stderr=True)) as show:
+
+        def report(progress: LoadProgress) -> None:
+            if is_stopping():
+                raise BuildStoppedError
+            show(progress)
+
+        return load_model(path, spec, strategy, report)
 
 
 def _choose_dtype(settings: WorkerSettings, config: ModelConfig, path: Path) -> torch.dtype:
@@ -116,6 +149,15 @@ def _choose_dtype(settings: WorkerSettings, config: ModelConfig, path: Path) -> 
             "--dtype overrides it"
         )
     return _DTYPES[name]
+
+
+def _choose_cache_format(settings: WorkerSettings, device: torch.device) -> CacheFormat:
+    """What the flags say, in the types of the device."""
+    return CacheFormat(
+        sparse_sfa_c8=settings.enable_sparse_sfa_c8,
+        sparse_li_c8=settings.enable_sparse_li_c8,
+        generation=choose_generation(settings.npu_generation, device),
+    )
 
 
 def _open_device(name: str) -> torch.device:

@@ -30,6 +30,26 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         default="auto", description="Type of weights and caches; auto is the checkpoint's own."
     )
+    safetensors_load_strategy: Literal["auto", "lazy", "prefetch", "eager"] = Field(
+        default="auto",
+        description="How weights are read: lazy in order, prefetch by threads ahead of use, eager "
+        "whole files; auto is prefetch unless there is little to read.",
+    )
+    weight_nz_mode: int = Field(
+        default=1,
+        ge=0,
+        le=2,
+        description="Weights in the device's blocked layout: 0 none, 1 quantized ones, 2 all that "
+        "can be.",
+    )
+    num_load_threads: int = Field(
+        default=0, ge=0, description="Threads that read weights; 0: one per core, at most 8."
+    )
+    load_memory_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Most bytes of weights read ahead of use; 0: 1 GiB, or a tenth of free memory.",
+    )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt plus output; default: the model's own."
     )
@@ -47,6 +67,16 @@ class WorkerSettings(ServiceSettings):
     )
     gpu_memory_utilization: float = Field(
         default=0.9, gt=0, le=1, description="Share of an NPU's memory for weights and caches."
+    )
+    enable_sparse_sfa_c8: bool = Field(
+        default=False, description="Keep latents in eight bits, packed with their rotated keys."
+    )
+    enable_sparse_li_c8: bool = Field(
+        default=False, description="Keep the indexer's keys in eight bits."
+    )
+    npu_generation: Literal["auto", "a2", "a3", "a5"] = Field(
+        default="auto",
+        description="Atlas generation, for the types of 8-bit caches; auto asks the device.",
     )
     num_kv_blocks: int | None = Field(
         default=None, ge=2, description="KV blocks, scratch block 0 included; overrides memory."

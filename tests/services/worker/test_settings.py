@@ -15,6 +15,18 @@ def test_flags_have_vllm_names() -> None:
     assert settings.kv_cache_memory_bytes == 1_000_000
 
 
+def test_the_two_eight_bit_caches_are_independent() -> None:
+    flags = [*BASE, "--model", "m"]
+    plain = parse(WorkerSettings, flags)
+    assert (plain.enable_sparse_li_c8, plain.enable_sparse_sfa_c8) == (False, False)
+    keys = parse(WorkerSettings, [*flags, "--enable-sparse-li-c8"])
+    assert (keys.enable_sparse_li_c8, keys.enable_sparse_sfa_c8) == (True, False)
+    latents = parse(
+        WorkerSettings, [*flags, "--enable-sparse-sfa-c8", "--no-enable-sparse-li-c8"]
+    )  # fmt: skip
+    assert (latents.enable_sparse_li_c8, latents.enable_sparse_sfa_c8) == (False, True)
+
+
 def test_a_model_is_required_in_model_mode_only() -> None:
     with pytest.raises(ConfigError, match="--model is required"):
         parse(WorkerSettings, BASE)
@@ -37,6 +49,7 @@ def test_a_step_must_hold_a_token_of_every_sequence() -> None:
         ("--kv-cache-memory-bytes", "0"),
         ("--gpu-memory-utilization", "1.5"),
         ("--num-kv-blocks", "1"),
+        ("--npu-generation", "a4"),
         ("--num-threads", "-1"),
         ("--stall-timeout-s", "0"),
     ],
