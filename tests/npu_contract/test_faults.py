@@ -3,10 +3,12 @@
 import ast
 import functools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
+from services.worker.model.cache_format import CacheFormat
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard
@@ -23,23 +25,28 @@ from tools.npu_contract.faults import (
 )
 
 FAULTS = find_faults()
-CONFIG = model_configs()["glm-5.2 TP8 heads"]  # its step makes every call
+CONFIG = model_configs()["glm-5.2 TP8 heads"]
+# Together their steps make every call.
+FORMS = ({}, {"cache": CacheFormat(sparse_sfa_c8=True, sparse_li_c8=True)})
 CASE = STEPS["mixed"]
 # With one tensor of any size and type, only the operator that takes its result can tell.
-SHOWN_BY_THE_NEXT = {"npu_swiglu"}
+SHOWN_BY_THE_NEXT = {"npu_dynamic_quant", "npu_swiglu"}
 
 
 @functools.cache
-def decoder() -> Decoder:
-    spec = ModelSpec(config=CONFIG, dtype=torch.bfloat16, device=torch.device("meta"))
-    return Decoder.build(spec)
+def decoders() -> list[Decoder]:
+    base = ModelSpec(config=CONFIG, dtype=torch.bfloat16, device=torch.device("meta"))
+    return [Decoder.build(replace(base, **form)) for form in FORMS]
 
 
 def run_step() -> torch.Tensor:
+    """One step of each form; the logits of the last."""
     token_ids, step = make_step(CASE, "meta")
     with DeviceGuard():
-        hidden = decoder().forward(token_ids, step, make_caches(decoder().spec, CASE))
-        return decoder().compute_logits(hidden)
+        for decoder in decoders():
+            hidden = decoder.forward(token_ids, step, make_caches(decoder.spec, CASE))
+            logits = decoder.compute_logits(hidden)
+    return logits
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault | None, module: str) -> None:
@@ -74,6 +81,8 @@ def test_a_planted_fault_fails_the_step(fault: Fault, monkeypatch: pytest.Monkey
     with pytest.raises((RuntimeError, ConfigError)) as failure:
         run_step()
     if fault.kind == "name":
-        assert f"Unknown keyword argument '{fault.argument}_'" in str(failure.value)
+        unknown = f"Unknown keyword argument '{fault.argument}_'"
+        missing = f"is missing value for argument '{fault.argument}'"  # one without a default
+        assert unknown in str(failure.value) or missing in str(failure.value)
     elif fault.site.operator not in SHOWN_BY_THE_NEXT and isinstance(failure.value, ConfigError):
         assert str(failure.value).startswith(f"{fault.site.operator}: ")

@@ -30,6 +30,8 @@ _OTHER_TYPE = {
     torch.float32: torch.bfloat16,
     torch.int32: torch.int64,
     torch.int64: torch.int32,
+    torch.int8: torch.int16,
+    torch.float16: torch.float32,
 }
 
 
