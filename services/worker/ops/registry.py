@@ -1,7 +1,8 @@
 """Registers our kernels for the CPU (and shape functions for meta tensors) with the dispatcher.
 
 Registration is a call, never an import effect, and may be repeated. Where torch_npu is loaded its
-schemas stand and only the CPU kernels are added; an operator it lacks is refused by name.
+schemas stand and only the CPU kernels are added, and shape functions where it has none; an operator
+it lacks is refused by name.
 """
 
 import functools
@@ -76,6 +77,7 @@ def _register_once() -> tuple[torch.library.Library, ...]:
     libraries = []
     if is_provided:
         check_provided(SCHEMAS, has_operator)
+        libraries.append(_implement(_without_shapes(meta.kernels()), "Meta"))
     else:
         definitions = torch.library.Library(_NAMESPACE, "FRAGMENT")
         for name, schema in SCHEMAS.items():
@@ -117,6 +119,16 @@ def cpu_kernels(library: native.Native | None) -> dict[str, Kernel]:
 def has_operator(name: str) -> bool:
     """Whether the dispatcher knows `npu::name`."""
     return bool(torch._C._jit_get_schemas_for_operator(f"{_NAMESPACE}::{name}"))
+
+
+def _without_shapes(kernels: Mapping[str, Kernel]) -> dict[str, Kernel]:
+    """Shape functions of the operators that have none yet."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return {
+        name: kernel
+        for name, kernel in kernels.items()
+        if not has_kernel(f"{_NAMESPACE}::{name}", "Meta")
+    }
 
 
 def check_provided(schemas: Mapping[str, str], is_known: Callable[[str], bool]) -> None:
