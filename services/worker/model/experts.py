@@ -122,10 +122,7 @@ class FloatExperts:
             quant_mode=-1,
         )
         hidden = torch.ops.npu.npu_swiglu(_grouped(rows, self.w13, counts))
-        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(
-            _grouped(hidden, self.w2, counts), order, weights.to(x.dtype)
-        )
-        return routed
+        return self._shards.add_up(_grouped(hidden, self.w2, counts), order, weights)
 
     def slots(self) -> Iterator[WeightSlot]:
         """Three matrices of each expert."""

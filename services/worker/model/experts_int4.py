@@ -111,8 +111,7 @@ class Int4Experts:
         hidden = torch.ops.npu.npu_swiglu(self.w13.multiply(rows, scales, counts))
         quantized, hidden_scales = torch.ops.npu.npu_dynamic_quant(hidden)
         products = self.w2.multiply(quantized, hidden_scales, counts)
-        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(products, order, weights.to(x.dtype))
-        return routed
+        return self._shards.add_up(products, order, weights)
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of each expert's three matrices."""

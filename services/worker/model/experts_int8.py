@@ -14,7 +14,8 @@ from services.worker.model.spec import ModelSpec
 class Int8Experts:
     """W8A8_DYNAMIC experts: rows are quantized while they are sorted.
 
-    The first product, its scales, the gated unit and the next quantization are one operator.
+    In the blocked layout the first product, its scales, the gated unit and the next quantization
+    are one operator.
     """
 
     def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
@@ -26,6 +27,7 @@ class Int8Experts:
         self.w2 = torch.empty((count, width, hidden), dtype=torch.int8, device=device)
         self.w13_scale = torch.empty((count, 2 * width), dtype=torch.float32, device=device)
         self.w2_scale = torch.empty((count, hidden), dtype=torch.float32, device=device)
+        self._gated = self._gated_in_one if spec.weight_nz_mode else self._gated_in_two
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """The weighted sum of the chosen experts [T, E]."""
@@ -39,9 +41,7 @@ class Int8Experts:
             active_expert_range=self._shards.active_range,
             quant_mode=1,
         )
-        hidden, hidden_scales, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
-            rows, self.w13, counts.cumsum(0), self.w13_scale, scales
-        )
+        hidden, hidden_scales = self._gated(rows, scales, counts)
         products = torch.ops.npu.npu_grouped_matmul(
             [hidden],
             [self.w2],
@@ -53,10 +53,35 @@ class Int8Experts:
             group_list_type=1,
             output_dtype=self._spec.dtype,
         )
-        routed: Tensor = torch.ops.npu.npu_moe_token_unpermute(
-            products[0], order, weights.to(x.dtype)
+        return self._shards.add_up(products[0], order, weights)
+
+    def _gated_in_one(self, rows: Tensor, scales: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """First product and gated unit, quantized again: int8 [A, I] and scales [A]."""
+        hidden, hidden_scales, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
+            rows, self.w13, counts.cumsum(0), self.w13_scale, scales
         )
-        return routed
+        return hidden, hidden_scales
+
+    def _gated_in_two(self, rows: Tensor, scales: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for weights in the plain layout, which the operator for both does not take."""
+        sums = torch.ops.npu.npu_grouped_matmul(
+            [rows],
+            [self.w13],
+            group_list=counts,
+            split_item=2,
+            group_type=0,
+            group_list_type=1,
+            output_dtype=torch.int32,
+        )[0]
+        hidden, hidden_scales = torch.ops.npu.npu_dequant_swiglu_quant(
+            sums,
+            weight_scale=self.w13_scale,
+            activation_scale=scales,
+            group_index=counts,
+            activate_left=True,
+            quant_mode=1,  # a scale per row, found from the row
+        )
+        return hidden, hidden_scales
 
     def slots(self) -> Iterator[WeightSlot]:
         """Weights and scales of each expert's three matrices."""

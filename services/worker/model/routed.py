@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from services.worker.model.shards import Shard
@@ -64,6 +65,29 @@ class ExpertShards:
             full_width=config.moe_intermediate_size,
             columns=placement.expert_share(config.moe_intermediate_size),
         )
+
+    def add_up(self, products: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        """Weighted sum of each token's experts that are here.
+
+        Args:
+            products: [T * k, E] rows by expert; those of experts elsewhere are not set.
+            order: [T * k] row of each choice, -1 for an expert that is elsewhere.
+            weights: [T, k].
+
+        Returns:
+            [T, E].
+        """
+        weights = weights.to(products.dtype)
+        if len(self.experts) < self.num_experts:
+            is_elsewhere = order < 0
+            weights = weights.masked_fill(is_elsewhere.view_as(weights), 0)
+            order = order.clamp_min(0)
+            # They take row 0 with weight 0. If no row was computed here it holds anything, NaN
+            # among it, which no weight makes harmless.
+            first = products[:1]
+            first.copy_(first.masked_fill(is_elsewhere.all(), 0))
+        total: Tensor = torch.ops.npu.npu_moe_token_unpermute(products, order, weights)
+        return total
 
     @property
     def width(self) -> int:
