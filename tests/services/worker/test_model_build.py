@@ -11,6 +11,7 @@ import torch
 from services.worker import capacity, model_build
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, bytes_per_block
+from services.worker.loading.strategy import LoadStrategy, ReadMode
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
@@ -81,6 +82,40 @@ def test_tokens_do_not_depend_on_chunks_or_neighbours(oracle: Any, chunk: int) -
     for prompt, outputs in zip(PROMPTS, together, strict=True):
         assert run(executor, [prompt], 1000)[0].outputs == outputs
         executor.start_epoch(1)
+
+
+def test_settings_decide_how_weights_are_read(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[LoadStrategy] = []
+    load = model_build.load_model
+
+    def spy(path: Path, spec: ModelSpec, strategy: LoadStrategy, report: Any) -> Decoder:
+        asked.append(strategy)
+        return load(path, spec, strategy, report)
+
+    monkeypatch.setattr(model_build, "load_model", spy)
+    build(oracle.path, num_kv_blocks=16)
+    changes = {"num_load_threads": 3, "load_memory_bytes": 1 << 20}
+    build(oracle.path, num_kv_blocks=16, safetensors_load_strategy="prefetch", **changes)
+    assert asked == [
+        LoadStrategy(),
+        LoadStrategy(mode=ReadMode.PREFETCH, num_threads=3, memory_bytes=1 << 20),
+    ]
+
+
+def test_settings_decide_which_weights_get_the_blocked_layout(
+    oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    load = model_build.load_model
+
+    def spy(path: Path, spec: ModelSpec, strategy: LoadStrategy, report: Any) -> Decoder:
+        modes.append(spec.weight_nz_mode)
+        return load(path, spec, strategy, report)
+
+    monkeypatch.setattr(model_build, "load_model", spy)
+    build(oracle.path, num_kv_blocks=16)
+    build(oracle.path, num_kv_blocks=16, weight_nz_mode=0)
+    assert modes == [1, 0]
 
 
 def test_a_preempted_sequence_continues_with_the_same_tokens(oracle: Any) -> None:
