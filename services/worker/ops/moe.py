@@ -275,10 +275,10 @@ def grouped_matmul(
     Returns:
         One tensor [M, N]; rows past the last group are unspecified (zeros here).
     """
-    groups = _check_grouped(x, weight, group_list, split_item, group_type)
+    _check_split(x, weight, split_item, group_type)
     if x[0].dtype is torch.int8:
-        return moe_quant.grouped_matmul(x[0], weight[0], groups, group_list_type, **options)
-    _check_float(x[0], weight[0], options)
+        return moe_quant.grouped_matmul(x[0], weight[0], group_list, group_list_type, **options)
+    groups = _check_float(x[0], weight[0], group_list, options)
     counts = groups if group_list_type == _COUNTS else groups.diff(prepend=groups.new_zeros(1))
     output = torch.zeros((x[0].shape[0], weight[0].shape[2]), dtype=x[0].dtype)
     start = 0
@@ -299,12 +299,12 @@ def _native_grouped_matmul(
     group_list_type: int | None = 0,
     **options: Any,  # noqa: ANN401  typed where they are used
 ) -> list[Tensor]:
-    groups = _check_grouped(x, weight, group_list, split_item, group_type)
+    _check_split(x, weight, split_item, group_type)
     if x[0].dtype is torch.int8:
         return moe_quant.native_grouped_matmul(
-            native, x[0], weight[0], groups, group_list_type, **options
+            native, x[0], weight[0], group_list, group_list_type, **options
         )
-    _check_float(x[0], weight[0], options)
+    groups = _check_float(x[0], weight[0], group_list, options)
     require_contiguous(_GROUPED, x[0], weight[0], groups)
     num_groups, inner, outer = weight[0].shape
     num_rows = x[0].shape[0]
@@ -314,29 +314,30 @@ def _native_grouped_matmul(
     return [output]
 
 
-def _check_grouped(
+def _check_split(
     x: Sequence[Tensor],
     weight: Sequence[Tensor],
-    group_list: Tensor | None,
     split_item: int | None,
     group_type: int | None,
-) -> Tensor:
-    """The groups."""
+) -> None:
     require(len(x) == 1 and len(weight) == 1, _GROUPED, "x and weight must be one tensor each")
-    require(x[0].dim() == 2 and weight[0].dim() == 3, _GROUPED, "x [M, K], weight [groups, K, N]")
-    require(x[0].shape[1] == weight[0].shape[1], _GROUPED, "x and weight differ in K")
     require(split_item in _ONE_OUTPUT, _GROUPED, "split_item must be 2 or 3")
     require(group_type == _SPLIT_ROWS, _GROUPED, "group_type must be 0")
-    if group_list is None or group_list.shape != weight[0].shape[:1]:
+
+
+def _check_float(
+    x: Tensor, weight: Tensor, group_list: Tensor | None, options: dict[str, object]
+) -> Tensor:
+    """The groups."""
+    for argument, value in options.items():
+        require(not value, _GROUPED, "{} is not supported on CPU", argument)
+    require(x.dim() == 2 and weight.dim() == 3, _GROUPED, "x [M, K], weight [groups, K, N]")
+    require(x.shape[1] == weight.shape[1], _GROUPED, "x and weight differ in K")
+    require_same_float(_GROUPED, x, weight)
+    if group_list is None or group_list.shape != weight.shape[:1]:
         raise ValueError(f"{_GROUPED}: group_list must have one entry per group")
     require(group_list.dtype == torch.int64, _GROUPED, "group_list must be int64")
     return group_list
-
-
-def _check_float(x: Tensor, weight: Tensor, options: dict[str, object]) -> None:
-    for argument, value in options.items():
-        require(not value, _GROUPED, "{} is not supported on CPU", argument)
-    require_same_float(_GROUPED, x, weight)
 
 
 def swiglu(input: Tensor, dim: int = -1) -> Tensor:

@@ -9,20 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from services.worker.ops import nz
 from services.worker.ops.checks import require, require_contiguous
 from services.worker.ops.expert_sums import (
     COUNTS,
-    SCALE_TYPES,
-    check_bias,
-    check_scales,
+    Experts,
+    check_rows,
     check_unset,
-    check_weight,
-    column_sums,
     counts_of,
     exact_sums,
     groups_of,
-    num_columns,
+    open_experts,
     scale_sums,
 )
 from services.worker.ops.native import Native
@@ -51,8 +47,9 @@ def swiglu_quant(
     Returns:
         Rows [M, N / 2] int8, their scales [M] float32, an unused tensor.
     """
-    _check_first(x, weight, group_list, weight_scale, x_scale, bias, offset)
-    rows, scales = _fused(x, weight, weight_scale, x_scale, group_list, None, _ENDS)
+    _check_first(weight, bias, offset)
+    experts = _open(_FUSED, None, weight, weight_scale, None)
+    rows, scales = _fused(experts, x, weight, x_scale, group_list, _ENDS)
     return rows, scales, torch.empty(())
 
 
@@ -67,8 +64,9 @@ def _native_swiglu_quant(
     bias: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_first(x, weight, group_list, weight_scale, x_scale, bias, offset)
-    rows, scales = _native_fused(native, x, weight, weight_scale, x_scale, group_list, None, _ENDS)
+    _check_first(weight, bias, offset)
+    experts = _open(_FUSED, native, weight, weight_scale, None)
+    rows, scales = _native_fused(native, experts, x, weight, x_scale, group_list, _ENDS)
     return rows, scales, torch.empty(())
 
 
@@ -101,10 +99,8 @@ def swiglu_quant_v2(
     Returns:
         Rows [M, N / 2] int8, their scales [M] float32.
     """
-    assist = _check_second(
-        x, weight, group_list, weight_scale, x_scale, weight_assist_matrix, unused
-    )
-    return _fused(x, weight[0], weight_scale[0], x_scale, group_list, assist, group_list_type)
+    experts = _open_second(None, weight, weight_scale, weight_assist_matrix, unused)
+    return _fused(experts, x, weight[0], x_scale, group_list, group_list_type)
 
 
 def _native_swiglu_quant_v2(
@@ -119,103 +115,86 @@ def _native_swiglu_quant_v2(
     group_list_type: int | None = 0,
     **unused: object,
 ) -> tuple[Tensor, Tensor]:
-    assist = _check_second(
-        x, weight, group_list, weight_scale, x_scale, weight_assist_matrix, unused
-    )
-    return _native_fused(
-        native, x, weight[0], weight_scale[0], x_scale, group_list, assist, group_list_type
-    )
+    experts = _open_second(native, weight, weight_scale, weight_assist_matrix, unused)
+    return _native_fused(native, experts, x, weight[0], x_scale, group_list, group_list_type)
 
 
-def _check_first(
-    x: Tensor,
-    weight: Tensor,
-    group_list: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None,
-    offset: Tensor | None,
-) -> None:
+def _check_first(weight: Tensor, bias: Tensor | None, offset: Tensor | None) -> None:
     require(bias is None and offset is None, _FUSED, "bias and offset must be None")
     require(weight.dtype is torch.int8, _FUSED, "weight {} must be int8", weight.dtype)
-    _check_fused(_FUSED, x, weight, group_list, scale, row_scale, None)
 
 
-def _check_second(
-    x: Tensor,
+def _open_second(
+    native: Native | None,
     weight: Sequence[Tensor],
-    group_list: Tensor,
     scale: Sequence[Tensor],
-    row_scale: Tensor,
     assist: Sequence[Tensor] | None,
     unused: Mapping[str, object],
-) -> Tensor | None:
-    """The bias of int4 weights."""
+) -> Experts:
     check_unset(_FUSED_V2, unused)
     is_right = len(weight) == len(scale) == 1 and (not assist or len(assist) == 1)
     require(is_right, _FUSED_V2, "weights, scales and assist matrix must be one tensor each")
-    bias = assist[0] if assist else None
-    _check_fused(_FUSED_V2, x, weight[0], group_list, scale[0], row_scale, bias)
-    return bias
+    return _open(_FUSED_V2, native, weight[0], scale[0], assist[0] if assist else None)
 
 
-def _check_fused(
-    operator: str,
-    x: Tensor,
-    weight: Tensor,
-    group_list: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    bias: Tensor | None,
-) -> None:
-    check_weight(operator, x, weight, group_list)
+def _open(
+    operator: str, native: Native | None, weight: Tensor, scale: Tensor, bias: Tensor | None
+) -> Experts:
+    experts = open_experts(operator, weight, scale, bias, int4_scale_dims=2, native=native)
     # The device reads the bytes as blocked ones, whatever they are.
-    require(nz.is_nz(weight), operator, "weight must be in the blocked layout (NZ)")
-    outer = num_columns(weight)
-    require(outer % 2 == 0, operator, "{} columns must be two halves", outer)
-    check_scales(operator, x, weight, (weight.shape[0], outer), scale, row_scale)
-    check_bias(operator, weight, bias)
+    require(experts.is_packed, operator, "weight must be in the blocked layout (NZ)")
+    require(experts.outer % 2 == 0, operator, "{} columns must be two halves", experts.outer)
+    return experts
 
 
 def _fused(
+    experts: Experts,
     x: Tensor,
     weight: Tensor,
-    scale: Tensor,
     row_scale: Tensor,
     group_list: Tensor,
-    bias: Tensor | None,
     group_list_type: int | None,
 ) -> tuple[Tensor, Tensor]:
+    check_rows(_FUSED, experts, x, row_scale, group_list)
+    assert experts.scale is not None
     counts = counts_of(group_list, group_list_type)
     groups = groups_of(_FUSED, counts, len(x))
     sums = exact_sums(x, weight, counts)
-    gate, up = scale_sums(sums, groups, weight, scale, bias, row_scale).chunk(2, dim=-1)
+    values = scale_sums(sums, groups, weight, experts.scale, experts.bias, row_scale)
+    gate, up = values.chunk(2, dim=-1)
     return _quantized(torch.nn.functional.silu(gate) * up, len(x))
 
 
 def _native_fused(
     native: Native,
+    experts: Experts,
     x: Tensor,
     weight: Tensor,
-    scale: Tensor,
     row_scale: Tensor,
     group_list: Tensor,
-    bias: Tensor | None,
     group_list_type: int | None,
 ) -> tuple[Tensor, Tensor]:
-    require_contiguous(_FUSED, x, scale, row_scale, group_list)
-    (total, inner), (groups, outer) = x.shape, scale.shape
+    check_rows(_FUSED, experts, x, row_scale, group_list)
+    assert experts.scale is not None
+    total, outer = x.shape[0], experts.outer
     rows = torch.empty(total, outer // 2, dtype=torch.int8)
     scales = torch.empty(total, dtype=torch.float32)
-    added, sums, bits = x, x, 8  # not read
-    if bias is not None:
-        require_contiguous(_FUSED, bias)
-        added, sums, bits = bias, column_sums(native, weight), 4
     native.call(
         "grouped_swiglu",
         torch.float32,
-        (total, groups, inner, outer, group_list_type == COUNTS, bits, SCALE_TYPES[scale.dtype]),
-        x, weight, group_list, scale, row_scale, added, sums, rows, scales,
+        (
+            total, experts.groups, experts.inner, outer, group_list_type == COUNTS, experts.bits,
+            experts.scale_type,
+        ),
+        x,
+        weight,
+        group_list,
+        experts.scale,
+        row_scale,
+        x if experts.bias is None else experts.bias,  # not read
+        x if experts.column_sums is None else experts.column_sums,
+        rows,
+        scales,
     )  # fmt: skip
     return rows, scales
 

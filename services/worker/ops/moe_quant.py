@@ -5,33 +5,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.worker.ops import nz
-from services.worker.ops.checks import require, require_contiguous
+from services.worker.ops.checks import require
 from services.worker.ops.expert_sums import (
     COUNTS,
-    NO_SCALE,
-    SCALE_TYPES,
-    check_bias,
-    check_scales,
+    Experts,
+    check_rows,
     check_unset,
-    check_weight,
-    column_sums,
     counts_of,
     exact_sums,
     groups_of,
-    num_columns,
+    open_experts,
     scale_sums,
 )
 from services.worker.ops.native import Native
 from services.worker.ops.scalar_types import to_dtype
 
 _NAME = "npu_grouped_matmul"
+_INT4_SCALE_DIMS = 3
 
 
 def grouped_matmul(
     x: Tensor,
     weight: Tensor,
-    group_list: Tensor,
+    group_list: Tensor | None,
     group_list_type: int | None,
     *,
     scale: Sequence[Tensor] | None = None,
@@ -57,15 +53,17 @@ def grouped_matmul(
     Returns:
         One tensor [M, N].
     """
-    scales = (_only(scale), _only(per_token_scale), _only(bias))
-    dtype = _check(x, weight, group_list, group_list_type, scales, output_dtype, unused)
+    check_unset(_NAME, unused)
+    row_scale = _only(per_token_scale)
+    experts = _open(None, weight, scale, bias)
+    group_list = check_rows(_NAME, experts, x, row_scale, group_list)
+    dtype = _check(experts, row_scale, group_list_type, output_dtype)
     counts = counts_of(group_list, group_list_type)
     groups = groups_of(_NAME, counts, len(x))
     sums = exact_sums(x, weight, counts)
-    columns, rows, added = scales
-    if columns is not None and rows is not None:
-        sums = scale_sums(sums, groups, weight, columns, added, rows)
-    output = torch.zeros((len(x), sums.shape[1]), dtype=dtype)
+    if experts.scale is not None and row_scale is not None:
+        sums = scale_sums(sums, groups, weight, experts.scale, experts.bias, row_scale)
+    output = torch.zeros((len(x), experts.outer), dtype=dtype)
     output[: len(sums)] = sums.to(dtype)
     return [output]
 
@@ -74,7 +72,7 @@ def native_grouped_matmul(
     native: Native,
     x: Tensor,
     weight: Tensor,
-    group_list: Tensor,
+    group_list: Tensor | None,
     group_list_type: int | None,
     *,
     scale: Sequence[Tensor] | None = None,
@@ -84,28 +82,29 @@ def native_grouped_matmul(
     **unused: object,
 ) -> list[Tensor]:
     """`grouped_matmul` by the compiled kernel."""
-    columns, rows, added = scales = (_only(scale), _only(per_token_scale), _only(bias))
-    dtype = _check(x, weight, group_list, group_list_type, scales, output_dtype, unused)
-    is_packed = nz.is_nz(weight)
-    require_contiguous(_NAME, x, group_list, *(() if is_packed else (weight,)))
-    (num_rows, inner), groups, outer = x.shape, weight.shape[0], num_columns(weight)
-    output = torch.empty(num_rows, outer, dtype=dtype)
-    # A tensor that is not there has its place taken by another; the kernel does not read it.
-    pointers, scale_type, bits = [x, x, x, x], NO_SCALE, 8
-    if columns is not None and rows is not None:
-        require_contiguous(_NAME, columns, rows)
-        pointers[:2] = columns, rows
-        scale_type = SCALE_TYPES[columns.dtype]
-    if added is not None:
-        require_contiguous(_NAME, added)
-        pointers[2:] = added, column_sums(native, weight)
-        bits = 4
-    is_counts = group_list_type == COUNTS
+    check_unset(_NAME, unused)
+    row_scale = _only(per_token_scale)
+    experts = _open(native, weight, scale, bias)
+    group_list = check_rows(_NAME, experts, x, row_scale, group_list)
+    dtype = _check(experts, row_scale, group_list_type, output_dtype)
+    rows, outer = x.shape[0], experts.outer
+    output = torch.empty(rows, outer, dtype=dtype)
     native.call(
         "grouped_int8",
         torch.bfloat16 if dtype is torch.bfloat16 else torch.float32,
-        (num_rows, groups, inner, outer, is_counts, bits, is_packed, scale_type),
-        x, weight, group_list, *pointers, output,
+        (
+            rows, experts.groups, experts.inner, outer, group_list_type == COUNTS,
+            experts.bits, experts.is_packed, experts.scale_type,
+        ),
+        x,
+        weight,
+        group_list,
+        # A tensor that is not there has its place taken by another; the kernel does not read it.
+        x if experts.scale is None else experts.scale,
+        x if row_scale is None else row_scale,
+        x if experts.bias is None else experts.bias,
+        x if experts.column_sums is None else experts.column_sums,
+        output,
     )  # fmt: skip
     return [output]
 
@@ -117,33 +116,30 @@ def _only(tensors: Sequence[Tensor] | None) -> Tensor | None:
     return tensors[0]
 
 
-def _check(
-    x: Tensor,
+def _open(
+    native: Native | None,
     weight: Tensor,
-    group_list: Tensor,
-    group_list_type: int | None,
-    scales: tuple[Tensor | None, Tensor | None, Tensor | None],
-    output_dtype: object,
-    unused: dict[str, object],
+    scale: Sequence[Tensor] | None,
+    bias: Sequence[Tensor] | None,
+) -> Experts:
+    return open_experts(
+        _NAME, weight, _only(scale), _only(bias), int4_scale_dims=_INT4_SCALE_DIMS, native=native
+    )
+
+
+def _check(
+    experts: Experts, row_scale: Tensor | None, group_list_type: int | None, output_dtype: object
 ) -> torch.dtype:
     """The type of the result."""
-    check_unset(_NAME, unused)
-    check_weight(_NAME, x, weight, group_list)
     dtype = to_dtype(output_dtype)
-    is_int4 = weight.dtype is torch.int32
     if dtype is torch.int32:
-        is_right = not is_int4 and scales == (None, None, None)
+        is_right = experts.scale is row_scale is None
         require(is_right, _NAME, "int32 sums are of int8 weights, without scales")
         return dtype
-    if dtype not in {torch.bfloat16, torch.float32}:
+    if dtype is not torch.bfloat16 and dtype is not torch.float32:
         raise ValueError(f"{_NAME}: output_dtype {dtype} must be bfloat16, float32 or int32")
-    columns, rows, bias = scales
-    if columns is None or rows is None:
-        raise ValueError(f"{_NAME}: int8 rows need scale and per_token_scale")
-    outer = num_columns(weight)
-    shape = (weight.shape[0], 1, outer) if is_int4 else (weight.shape[0], outer)
-    check_scales(_NAME, x, weight, shape, columns, rows)
-    check_bias(_NAME, weight, bias)
-    is_right = not is_int4 or group_list_type == COUNTS
+    is_right = experts.scale is not None and row_scale is not None
+    require(is_right, _NAME, "int8 rows need scale and per_token_scale")
+    is_right = experts.bits == 8 or group_list_type == COUNTS
     require(is_right, _NAME, "int4 weights: group_list must be counts (type 1)")
     return dtype

@@ -201,7 +201,7 @@ def fused_v2(kernels: Any, **changes: Any) -> None:
     ("changes", "reason"),
     [
         ({"weight": [torch.zeros((2, 16, 32), dtype=torch.int8)]}, "NZ"),
-        ({"weight": [nz.pack(torch.zeros((2, 8, 32), dtype=torch.int8))]}, r"\[M, K\]"),
+        ({"weight": [nz.pack(torch.zeros((2, 8, 32), dtype=torch.int8))]}, r"\[M, 8\]"),
         ({"weight": [nz.pack(torch.zeros((2, 16, 4), dtype=torch.int32))]}, "int64 bits"),
         ({"weight_scale": [torch.ones(2, 30)]}, "scale"),
         ({"x_scale": torch.ones(2)}, "row scales"),
