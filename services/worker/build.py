@@ -18,8 +18,13 @@ _REPLAY_VOCAB_SIZE = 1 << 20
 _REPLAY_NUM_BLOCKS = 16_384
 
 
-def executor_builder(settings: WorkerSettings) -> Callable[[], StepExecutor]:
-    """The function that builds the executor on the runner's thread."""
+def executor_builder(
+    settings: WorkerSettings, is_stopping: Callable[[], bool]
+) -> Callable[[], StepExecutor]:
+    """The function that builds the executor on the runner's thread.
+
+    Once `is_stopping` says so, a build that takes long ends with `BuildStoppedError`.
+    """
     if settings.worker_mode == "replay":
         return lambda: ReplayExecutor(replay_capacity(settings))
     assert settings.model is not None
@@ -29,7 +34,7 @@ def executor_builder(settings: WorkerSettings) -> Callable[[], StepExecutor]:
         # Here and not above: a replay worker starts in a fraction of torch's import time.
         from services.worker.model_build import build_model_executor  # noqa: PLC0415
 
-        return build_model_executor(settings, path)
+        return build_model_executor(settings, path, is_stopping)
 
     return build
 

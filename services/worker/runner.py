@@ -22,6 +22,10 @@ from shared.log import get_logger
 _log = get_logger(__name__)
 
 
+class BuildStoppedError(Exception):
+    """The process is to end, so the executor is not built any further."""
+
+
 class StepExecutor(Protocol):
     """Runs plans: a model, or a replay of scripts."""
 

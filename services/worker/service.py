@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import faulthandler
+import threading
 import time
 
 from services.worker.build import executor_builder
 from services.worker.orders import LocalOrders, Stop
 from services.worker.prefill_spans import PrefillSpans
-from services.worker.runner import Runner
+from services.worker.runner import BuildStoppedError, Runner
 from services.worker.server import SERVICE_NAME, WorkerServicer
 from services.worker.settings import WorkerSettings
 from shared.log import get_logger
@@ -30,7 +31,9 @@ class WorkerService:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._orders = LocalOrders()
-        self._runner = Runner(executor_builder(settings), self._orders)
+        self._is_stopping = threading.Event()
+        build = executor_builder(settings, self._is_stopping.is_set)
+        self._runner = Runner(build, self._orders)
         self._servicer = WorkerServicer(self._runner, self._orders, PrefillSpans())
         self._reason = "the model is loading"
         self._sides = ServiceSides(
@@ -60,8 +63,9 @@ class WorkerService:
                 await serve_until_stopped(server, stop=stop, grace_s=_GRACE_S)
                 for task in beside:
                     task.cancel()
-        if self._runner.ready.done():
-            self._runner.ready.result()
+        with contextlib.suppress(BuildStoppedError):
+            if self._runner.ready.done():
+                self._runner.ready.result()
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Follow the runner: SERVING once it is ready, NOT_SERVING while a step hangs."""
@@ -94,6 +98,7 @@ class WorkerService:
         self._sides.show(reason)
 
     def _stop_runner(self) -> None:
+        self._is_stopping.set()
         self._orders.put(Stop())
         if not self._runner.join(_GRACE_S):
             _log.error("the runner's thread did not stop in time and is left behind")

@@ -43,7 +43,7 @@ class WorkerSettings(ServiceSettings):
         "can be.",
     )
     num_load_threads: int = Field(
-        default=0, ge=0, description="Threads that read weights; 0: one per core, at most 8."
+        default=0, ge=0, description="Threads that read weights; 0: two per core, at most 8."
     )
     load_memory_bytes: int = Field(
         default=0,

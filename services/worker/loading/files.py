@@ -56,7 +56,15 @@ def open_regular(path: Path) -> tuple[int, WeightFile]:
 class FileCursor:
     """Reads from one file at a time, the last one used. Each thread has its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_exact: bool = False) -> None:
+        """Get ready.
+
+        Args:
+            is_exact: The system reads no page ahead by itself. That is for those who ask for
+                megabytes at a time, from several threads: what lies behind a range they ask for
+                may be another rank's.
+        """
+        self._is_exact = is_exact
         self._file: WeightFile | None = None
         self._descriptor = -1
         self.num_bytes_read = 0
@@ -99,3 +107,5 @@ class FileCursor:
         if now != file:
             self.close()
             raise CheckpointError(f"{file.path}: was changed while it was being read")
+        if self._is_exact:
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -119,7 +119,7 @@ class Prefetcher:
                 self._changed.wait()
 
     def _run(self) -> None:
-        reader = PieceReader()
+        reader = PieceReader(is_exact=True)
         try:
             while (work := self._next()) is not None:
                 fetch, piece = work

@@ -63,8 +63,9 @@ def file_request(file: WeightFile) -> ReadRequest:
 class PieceReader:
     """Carries out pieces one by one; each thread has its own."""
 
-    def __init__(self) -> None:
-        self.cursor = FileCursor()
+    def __init__(self, *, is_exact: bool = False) -> None:
+        """`is_exact` as for `FileCursor`."""
+        self.cursor = FileCursor(is_exact=is_exact)
         self._scratch = np.empty(0, np.uint8)
 
     def read(self, request: ReadRequest, piece: Piece, target: Bytes) -> None:

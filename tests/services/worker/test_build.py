@@ -18,7 +18,7 @@ def settings(**changes: Any) -> WorkerSettings:
 
 
 def test_a_replay_worker_needs_no_checkpoint() -> None:
-    executor = executor_builder(settings(max_num_seqs=3))()
+    executor = executor_builder(settings(max_num_seqs=3), lambda: False)()
     assert isinstance(executor, ReplayExecutor)
     assert executor.capacity.num_rows == 6
     assert executor.capacity.is_replay
@@ -49,7 +49,7 @@ def test_a_context_beyond_the_model_is_refused_with_both_numbers() -> None:
 def test_a_replay_worker_imports_no_torch() -> None:
     code = (
         "import sys; import services.worker.__main__; from services.worker.build import *;"
-        "executor_builder(WorkerSettings(address='unix:/tmp/w', worker_mode='replay'))();"
+        "executor_builder(WorkerSettings(address='unix:/tmp/w', worker_mode='replay'), bool)();"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

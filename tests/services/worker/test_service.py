@@ -3,6 +3,7 @@ import contextlib
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -107,8 +108,6 @@ async def test_the_admin_door_tells_state_and_drains(folder: Path) -> None:
 async def test_a_step_without_end_turns_the_service_unhealthy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import threading
-
     from services.worker.replay import ReplayExecutor
 
     may_run = threading.Event()
@@ -131,6 +130,37 @@ async def test_a_step_without_end_turns_the_service_unhealthy(
         await client.result()
         await until("SERVING", f"unix:{folder}/h.sock")
     assert "Current thread" in capfd.readouterr().err
+
+
+async def test_stopping_while_weights_are_read_ends_at_once_and_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from services.worker import model_build
+    from services.worker.loading.progress import LoadProgress
+
+    is_loading = threading.Event()
+    has_ended = threading.Event()
+
+    def slow(_path: Any, _spec: Any, _strategy: Any, report: Any) -> None:
+        progress = LoadProgress(num_tensors=0, total_tensors=9, num_bytes=0, total_bytes=9)
+        try:
+            while True:
+                report(progress)
+                is_loading.set()
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(model_build, "load_model", slow)
+    monkeypatch.setattr(model_build.ops, "set_num_threads", lambda _: None)  # of all tests
+    nano = Path(__file__).parents[3] / "models" / "glm-nano"
+    chosen = settings(folder, worker_mode="model", model=nano, num_threads=1)
+    stop = asyncio.Event()
+    task = asyncio.create_task(WorkerService(chosen).run(stop))
+    assert await asyncio.to_thread(is_loading.wait, 60)
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    assert has_ended.is_set()
+    assert "left behind" not in caplog.text
 
 
 async def test_what_keeps_the_model_from_loading_ends_the_service(folder: Path) -> None:

@@ -1,5 +1,8 @@
 """Reading ahead: in order, within the budget, and ended by whatever goes wrong."""
 
+import ctypes
+import mmap
+import os
 import signal
 import threading
 import time
@@ -12,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.worker.loading import prefetch as module
+from services.worker.loading.files import open_regular
 from services.worker.loading.header import read_header
 from services.worker.loading.prefetch import Prefetcher
 from services.worker.loading.requests import PieceReader, ReadRequest, tensor_request
@@ -187,3 +191,36 @@ def test_a_signal_ends_the_wait_for_a_read(requests: list[ReadRequest], on_read:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_not_even_the_page_cache_gets_what_nobody_asked_for(tmp_path: Path) -> None:
+    """Every second MiB of a file that is in no cache: the others do not come in with it."""
+    mib = 1 << 20
+    file = tmp_path / "file"
+    file.write_bytes(bytes(16 * mib))
+    descriptor, facts = open_regular(file)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    if num_resident(file):
+        pytest.skip("this file system keeps its files in memory")
+    rows = [
+        ReadRequest(name=str(at), file=facts, base=at * mib, num_bytes=mib, pieces=(piece,))
+        for at in range(0, 16, 2)
+        for piece in (Piece(target=0, offset=0, count=1, stride=mib, run=mib),)
+    ]
+    with Prefetcher(rows, num_threads=2, memory_bytes=4 * mib) as threads:
+        assert len(list(threads)) == 8
+    assert num_resident(file) == 8 * mib
+
+
+def num_resident(file: Path) -> int:
+    """Bytes of a file that are in the page cache."""
+    with file.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
+        pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapped)
+        libc = ctypes.CDLL(None)
+        failed = libc.mincore(ctypes.byref(start), ctypes.c_size_t(len(mapped)), pages)
+        del start
+        assert not failed
+        return mmap.PAGESIZE * sum(page & 1 for page in pages)

@@ -26,8 +26,8 @@ def test_memory_is_a_gib_or_a_tenth_of_what_is_free(free: int | None, expected: 
     assert LoadStrategy().resolve(GIB, free).memory_bytes == expected
 
 
-def test_threads_are_the_cores_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, expected in ((2, 2), (64, 8)):
+def test_threads_are_two_per_core_up_to_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((1, 2), (2, 4), (64, 8)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
         assert LoadStrategy().resolve(GIB, None).num_threads == expected
 
