@@ -6,7 +6,7 @@ build this CPU can run. Tensors cross as raw pointers, so every check belongs to
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -73,7 +73,7 @@ class Native:
         self.path = path
         self._set_num_threads = library.glm_set_num_threads
         self._set_num_threads.argtypes = [ctypes.c_int64]
-        self._functions = {}
+        self._functions: dict[tuple[str, torch.dtype], Callable[..., int]] = {}
         for name, signature in SIGNATURES.items():
             for dtype, suffix in _SUFFIXES.items():
                 if name in _FLOAT32_ONLY and dtype != torch.float32:
@@ -94,12 +94,24 @@ class Native:
         """Run one kernel; every tensor must outlive the call, which the argument list ensures."""
         pointers = [tensor.data_ptr() for tensor in tensors]
         status = self._functions[name, dtype](*numbers, *pointers)
-        if status == _NO_MEMORY:
-            raise MemoryError(f"kernel {name} could not get its work space")
-        if status == _WRONG_LAYOUT:
-            raise ValueError(f"kernel {name}: a packed (NZ) weight was cut or copied")
         if status:
-            raise ValueError(f"kernel {name}: an index or a length lies outside its tensor")
+            raise failure(name, status)
+
+    def function(self, name: str, dtype: torch.dtype) -> Callable[..., int] | None:
+        """The C function, for callers that count microseconds; None for a type it has not.
+
+        It takes the numbers, then addresses. A result other than 0 is a `failure`.
+        """
+        return self._functions.get((name, dtype))
+
+
+def failure(name: str, status: int) -> Exception:
+    """What a kernel's result means."""
+    if status == _NO_MEMORY:
+        return MemoryError(f"kernel {name} could not get its work space")
+    if status == _WRONG_LAYOUT:
+        return ValueError(f"kernel {name}: a packed (NZ) weight was cut or copied")
+    return ValueError(f"kernel {name}: an index or a length lies outside its tensor")
 
 
 @functools.cache

@@ -1,8 +1,6 @@
-"""Products of int8 rows with an int8 matrix, and what turns floating rows into int8 ones.
+"""What turns floating rows into int8 ones, and weights into the layout of their products.
 
-The sums of a product are exact and are scaled in one order, so a row's result depends on nothing
-beside it, and without a float bias all versions agree to the last bit. A weight may be plain or
-packed (`services.worker.ops.nz`). Rows may lie apart, as in a slice of a fused projection.
+Rows may lie apart, as in a slice of a fused projection.
 """
 
 import functools
@@ -14,13 +12,12 @@ from torch import Tensor
 
 from services.worker.ops import nz
 from services.worker.ops.checks import FLOATS, require, require_contiguous, require_same_float
-from services.worker.ops.native import Native
+from services.worker.ops.native import Native, failure
 from services.worker.ops.row_quant import quantize_rows
 from services.worker.ops.scalar_types import to_dtype
 
 _DYNAMIC = "npu_dynamic_quant"
 _STATIC = "npu_quantize"
-_PRODUCT = "npu_quant_matmul"
 _CAST = "npu_format_cast"
 
 _DYNAMIC_DEFAULTS: Mapping[str, object] = MappingProxyType(
@@ -29,15 +26,6 @@ _DYNAMIC_DEFAULTS: Mapping[str, object] = MappingProxyType(
 _INT8 = 1
 _FP8 = torch.float8_e4m3fn
 _LARGEST_FP8 = 448.0
-_MAX_INNER = 65535
-
-# Flags of the compiled product, as csrc/int8.c numbers them.
-_PACKED, _ONE_SCALE, _ROW_SCALES, _SUMS = 1, 2, 8, 128
-_SCALE_FLAGS: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 0, torch.bfloat16: 4})
-_BIAS_FLAGS: Mapping[torch.dtype, int] = MappingProxyType(
-    {torch.int32: 16, torch.float32: 32, torch.bfloat16: 64}
-)
-_OUTPUTS = frozenset({torch.bfloat16, torch.float32, torch.int32})
 
 
 def dynamic_quant(
@@ -62,7 +50,30 @@ def dynamic_quant(
 
 
 def _native_dynamic_quant(
-    native: Native, input: Tensor, *, dst_type: int | None = None, **unused: object
+    native: Native,
+    eight: Tensor,
+    wide: Tensor,
+    input: Tensor,
+    *,
+    dst_type: int | None = None,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    run = native.function("dynamic_quant", input.dtype)
+    if run is None or dst_type is not None or unused or input.dim() != 2 or input.stride(1) != 1:
+        return _general_dynamic_quant(native, input, dst_type, unused)
+    # The usual call, before every product of a decode step: nothing more to check.
+    count, width = input.shape
+    quantized, scales = eight.new_empty(count, width), wide.new_empty(count)
+    status = run(
+        count, width, input.stride(0), input.data_ptr(), quantized.data_ptr(), scales.data_ptr()
+    )
+    if status:
+        raise failure("dynamic_quant", status)
+    return quantized, scales
+
+
+def _general_dynamic_quant(
+    native: Native, input: Tensor, dst_type: int | None, unused: Mapping[str, object]
 ) -> tuple[Tensor, Tensor]:
     if _check_dynamic(input, dst_type, unused) is not torch.int8:
         return dynamic_quant(input, dst_type=dst_type)
@@ -73,8 +84,6 @@ def _native_dynamic_quant(
     native.call(
         "dynamic_quant", input.dtype, (count, width, rows.stride(0)), rows, quantized, scales
     )
-    if input.dim() == 2:
-        return quantized, scales
     return quantized.view(input.shape), scales.view(input.shape[:-1])
 
 
@@ -166,131 +175,6 @@ def _check_static(
     require(not div_mode, _STATIC, "div_mode must be False")
 
 
-def quant_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    *,
-    pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_dtype: int | None = None,
-    **unused: object,
-) -> Tensor:
-    """``(x1 @ x2 + int32 bias) * scale * pertoken_scale + float bias``.
-
-    Args:
-        x1: [M, K] int8.
-        x2: [K, N] int8, plain or packed.
-        scale: [N] or [1], float32 or bfloat16.
-        pertoken_scale: [M] float32.
-        bias: [N] int32, float32 or bfloat16.
-        output_dtype: bfloat16 or float32 (CPU only), or int32 for the sums alone, as they are
-            before any scale.
-        **unused: Offsets, other types and group sizes; any that is set is refused.
-    """
-    output, flags = _check_product(x1, x2, scale, pertoken_scale, bias, output_dtype, unused)
-    # Whole numbers far below 2^53 are exact in float64, in any order.
-    sums = (x1.double() @ nz.plain(x2).double()).to(torch.int32)
-    if bias is not None and bias.dtype is torch.int32:
-        sums = sums + bias
-    if flags & _SUMS:
-        return sums
-    values = sums.float() * scale.float()
-    if pertoken_scale is not None:
-        values = values * pertoken_scale[:, None]
-    if bias is not None and bias.dtype is not torch.int32:
-        values = values + bias.float()
-    return values.to(output)
-
-
-def _native_quant_matmul(
-    native: Native,
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    *,
-    pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_dtype: int | None = None,
-    **unused: object,
-) -> Tensor:
-    output, flags = _check_product(x1, x2, scale, pertoken_scale, bias, output_dtype, unused)
-    rows = x1 if x1.stride(1) == 1 else x1.contiguous()
-    count, inner = rows.shape
-    outer = x2.shape[1]
-    result = torch.empty(count, outer, dtype=output)
-    native.call(
-        "quant_matmul",
-        torch.bfloat16 if output is torch.bfloat16 else torch.float32,
-        (count, inner, outer, rows.stride(0), flags),
-        rows, x2, scale, scale if pertoken_scale is None else pertoken_scale,
-        scale if bias is None else bias, result,
-    )  # fmt: skip
-    return result
-
-
-def _check_product(
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    row_scales: Tensor | None,
-    bias: Tensor | None,
-    output_dtype: object,
-    unused: Mapping[str, object],
-) -> tuple[torch.dtype, int]:
-    """The result's type, and the flags of the compiled product."""
-    for argument, value in unused.items():
-        require(value is None, _PRODUCT, "{} is not supported on CPU", argument)
-    output = to_dtype(output_dtype)
-    if output not in _OUTPUTS:
-        raise ValueError(f"{_PRODUCT}: output_dtype {output_dtype} must be bf16, fp32 or int32")
-    is_right = x1.dtype is torch.int8 and x2.dtype is torch.int8
-    require(is_right, _PRODUCT, "x1 and x2 must be int8")
-    is_right = x1.dim() == 2 and x2.dim() == 2 and x1.shape[1] == x2.shape[0] <= _MAX_INNER
-    require(is_right, _PRODUCT, "x1 must be [M, K], x2 [K, N], with K up to 65535")
-    flags = _check_scale(scale, x2.shape[1], output)
-    if row_scales is not None:
-        is_right = row_scales.shape == x1.shape[:1] and row_scales.dtype is torch.float32
-        require(is_right, _PRODUCT, "pertoken_scale {} must be [M] float32", row_scales.shape)
-        require_contiguous(_PRODUCT, row_scales)
-        flags |= _ROW_SCALES
-    if bias is not None:
-        flags |= _check_bias(bias, x2.shape[1], output)
-    if output is torch.int32:
-        require(row_scales is None, _PRODUCT, "sums have no pertoken_scale")
-        flags |= _SUMS
-    if nz.is_nz(x2):
-        return output, flags | _PACKED
-    require_contiguous(_PRODUCT, x2)
-    return output, flags
-
-
-def _check_scale(scale: Tensor, columns: int, output: torch.dtype) -> int:
-    flags = _SCALE_FLAGS.get(scale.dtype)
-    if flags is None or not scale.is_contiguous():
-        raise ValueError(f"{_PRODUCT}: scale {scale.dtype} must be flat, float32 or bfloat16")
-    is_right = flags == 0 or output is not torch.float32
-    require(is_right, _PRODUCT, "a bfloat16 scale gives bfloat16 or int32")
-    if scale.shape == (columns,):
-        return flags
-    require(scale.shape == (1,), _PRODUCT, "scale {} must be [N] or [1]", scale.shape)
-    return flags | _ONE_SCALE
-
-
-def _check_bias(bias: Tensor, columns: int, output: torch.dtype) -> int:
-    flags = _BIAS_FLAGS.get(bias.dtype)
-    if flags is None or bias.shape != (columns,) or not bias.is_contiguous():
-        raise ValueError(
-            f"{_PRODUCT}: bias {bias.dtype} {tuple(bias.shape)} must be flat [N], "
-            "int32, float32 or bfloat16"
-        )
-    is_right = output is not torch.int32 or bias.dtype is torch.int32
-    require(is_right, _PRODUCT, "sums have an int32 bias")
-    is_right = output is torch.bfloat16 or bias.dtype is not torch.bfloat16
-    require(is_right, _PRODUCT, "a bfloat16 bias gives bfloat16")
-    return flags
-
-
 def format_cast(
     input: Tensor,
     acl_format: int,
@@ -342,18 +226,21 @@ def _needs_packing(
     return acl_format == nz.FRACTAL_NZ and is_integer and not nz.is_nz(input)
 
 
+def _results() -> tuple[Tensor, Tensor]:
+    """Tensors to make others of the same type from, which is quicker than naming the type."""
+    return torch.empty(0, dtype=torch.int8), torch.empty(0)
+
+
 def kernels(native: Native | None) -> dict[str, Callable[..., object]]:
     """Kernels of this family."""
     if native is None:
         return {
             _DYNAMIC: dynamic_quant,
             _STATIC: quantize,
-            _PRODUCT: quant_matmul,
             _CAST: format_cast,
         }
     return {
-        _DYNAMIC: functools.partial(_native_dynamic_quant, native),
+        _DYNAMIC: functools.partial(_native_dynamic_quant, native, *_results()),
         _STATIC: functools.partial(_native_quantize, native),
-        _PRODUCT: functools.partial(_native_quant_matmul, native),
         _CAST: functools.partial(_native_format_cast, native),
     }

@@ -26,6 +26,7 @@ from services.worker.ops import (
     native,
     norm,
     quant,
+    quant_product,
     rope,
 )
 from services.worker.ops.schemas import SCHEMAS, TORCH_NPU_VERSION
@@ -45,6 +46,7 @@ _FAMILIES = (
     moe_gated,
     norm,
     quant,
+    quant_product,
     rope,
 )
 
