@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from services.worker.loading.layout import fail_with
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.mtp import MTPLayer
-from services.worker.model.placement import WHOLE
+from services.worker.model.placement import WHOLE, Placement
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 
@@ -21,6 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 # The final norm's gamma in the rotated basis of a QuaRot checkpoint; only drafts use it.
 _ROTATION = "rot."
+_FIRST_EXPERT = ".experts.0."
 _INDEXER = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.(.+)")
 # Rotations that the cache operators apply themselves, a fixed one to queries and keys alike.
 _INDEXER_ROTATIONS = frozenset({"q_rot", "k_rot"})
@@ -43,7 +44,8 @@ def check_entries(
         spec: This rank's model.
 
     Raises:
-        CheckpointError: Lists every tensor that is missing, extra, misshapen or mistyped.
+        CheckpointError: Lists every tensor that is missing, extra, misshapen, mistyped, or not
+            described as it should be.
     """
     known = _whole_model(entries, slots, spec)
     faults = [
@@ -59,6 +61,7 @@ def check_entries(
             faults.extend(f"{where}: {fault}" for fault in _faults(entry, known.get(name)))
         else:
             dropped[reason] = dropped.get(reason, 0) + 1
+    faults.extend(spec.quantization.find_faults(entries.keys()))
     fail_with(faults)
     for reason, count in dropped.items():
         _LOG.info("left %d tensors unread: %s", count, reason)
@@ -70,14 +73,30 @@ def check_entries(
 def _whole_model(
     entries: Mapping[str, TensorEntry], slots: Mapping[str, WeightSlot], spec: ModelSpec
 ) -> dict[str, WeightSlot]:
-    """Every tensor that the checkpoint may hold for the model."""
-    whole = replace(spec, placement=WHOLE, device=torch.device("meta"))
+    """Every tensor that the checkpoint may hold for the model.
+
+    Experts are alike and most of all tensors: of each layer the first one is built, and stands for
+    the others.
+    """
+    count = spec.config.n_routed_experts
+    placement = Placement(ep_size=count)
+    whole = replace(spec, placement=placement, device=torch.device("meta"))
     known = dict(slots)
     if spec.placement != WHOLE:
-        known = {slot.name: slot for slot in Decoder.build(whole).slots()}
+        known = _with_all_experts(Decoder.build(whole).slots(), count)
     has_layer = any(name.startswith(_mtp_prefix(spec.config)) for name in entries)
     if spec.config.num_nextn_predict_layers and has_layer:
-        known |= {slot.name: slot for slot in MTPLayer(whole).slots()}
+        known |= _with_all_experts(MTPLayer(whole).slots(), count)
+    return known
+
+
+def _with_all_experts(slots: Iterable[WeightSlot], count: int) -> dict[str, WeightSlot]:
+    """Slots by name, those of the first expert also by the names of the others."""
+    known: dict[str, WeightSlot] = {}
+    for slot in slots:
+        before, mark, behind = slot.name.partition(_FIRST_EXPERT)
+        names = [f"{before}.experts.{at}.{behind}" for at in range(count)] if mark else [slot.name]
+        known |= dict.fromkeys(names, slot)
     return known
 
 

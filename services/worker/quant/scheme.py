@@ -6,13 +6,15 @@ that the model computes as one product must agree.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from services.worker.loading.strict_json import parse_object
+from services.worker.quant.description import find_faults, read_types
 from shared.errors import CheckpointError
 
 DESCRIPTION_FILE = "quant_model_description.json"
@@ -37,7 +39,7 @@ class QuantDescription:
     source: str = ""
     """The file, for messages; empty for a checkpoint without one, whose weights are all float."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """Tensor name -> type."""
+    """Tensor name -> type, and entries that tell how indexer keys are kept."""
     is_rot_used: bool = False
     """Whether hidden states are rotated; the MTP layer then needs `rot.weight` and its own head."""
 
@@ -54,8 +56,7 @@ class QuantDescription:
             parts: Names of the layers behind it.
 
         Raises:
-            CheckpointError: A layer is not described, has a type that is not served, or the layers
-                differ.
+            CheckpointError: A layer is not described, or the layers differ.
         """
         if not self.is_quantized:
             return Scheme.FLOAT
@@ -65,38 +66,52 @@ class QuantDescription:
             raise CheckpointError(
                 f"{self.source}: {prefix}: layers of one product must have one type: {listed}"
             )
-        kind = found[parts[0]]
-        if kind not in {scheme.value for scheme in Scheme}:
-            raise CheckpointError(
-                f"{self.source}: {prefix}{parts[0]}.weight: type {kind} is not served, only "
-                f"{', '.join(Scheme)}"
-            )
-        return Scheme(kind)
+        return Scheme(found[parts[0]])
 
     def _type_of(self, name: str) -> str:
-        for alias in (name, f"{name.removesuffix('weight')}weight_packed"):
+        for alias in _aliases(name):
             if alias in self.types:
                 return self.types[alias]
         raise CheckpointError(f"{self.source}: {name}: has no entry")
 
+    def find_faults(self, names: AbstractSet[str]) -> Iterator[str]:
+        """Where the description and the tensors of its checkpoint disagree.
+
+        Args:
+            names: Every tensor in the checkpoint's files.
+        """
+        if self.is_quantized:
+            for fault in find_faults(self.types, names):
+                yield f"{self.source}: {fault}"
+
     @classmethod
     def from_dir(cls, path: Path) -> QuantDescription:
-        """Read a checkpoint's description; without the file every weight is float."""
+        """Read a checkpoint's description; without the file every weight is float.
+
+        Raises:
+            CheckpointError: The file is damaged, or tells of types or layouts that are not served.
+        """
         file = path / DESCRIPTION_FILE
         if not file.exists():
             return cls()
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            values = parse_object(file.read_bytes())
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{file}: must hold one JSON object")
         return cls.from_dict(values, source=str(file))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str) -> QuantDescription:
-        """Keep the entries that are types; some writers name a shared head twice."""
-        types = {name: kind for name, kind in values.items() if isinstance(kind, str)}
-        alias = ".shared_head."
-        types |= {n.replace(alias, "."): kind for n, kind in types.items() if alias in n}
+        """Take the parsed file; `source` names it in messages."""
+        types = read_types(values, source)
         return cls(source=source, types=types, is_rot_used=values.get("is_rot_used") is True)
+
+
+def _aliases(name: str) -> Iterator[str]:
+    """Names under which writers may describe a weight."""
+    yield name
+    yield f"{name.removesuffix('weight')}weight_packed"
+    # A shared head may be described with its own name in front.
+    for at, character in enumerate(name):
+        if character == ".":
+            yield f"{name[:at]}.shared_head{name[at:]}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.quant.description import SERVED
 from services.worker.quant.scheme import DESCRIPTION_FILE, QuantDescription, Scheme
 from shared.errors import CheckpointError
 
@@ -29,12 +30,26 @@ def test_layers_of_one_product_agree() -> None:
         description.scheme(ATTENTION, ("q_a_proj", "o_proj"))
 
 
-def test_a_layer_without_entry_and_an_unknown_type_are_named() -> None:
-    description = describe(o_proj="W4A4_DYNAMIC")
+def test_a_layer_without_entry_is_named() -> None:
+    description = describe(o_proj="W8A8")
     with pytest.raises(CheckpointError, match=r"d\.json: .*q_b_proj\.weight: has no entry"):
         description.scheme(ATTENTION, ("q_b_proj",))
+
+
+def test_a_type_that_is_not_served_is_refused_when_the_description_is_read() -> None:
     with pytest.raises(CheckpointError, match=r"o_proj\.weight: type W4A4_DYNAMIC is not served"):
-        description.scheme(ATTENTION, ("o_proj",))
+        describe(o_proj="W4A4_DYNAMIC")
+
+
+def test_the_served_types_are_the_schemes() -> None:
+    assert frozenset(scheme.value for scheme in Scheme) == SERVED
+
+
+def test_faults_name_the_description(tmp_path: Path) -> None:
+    description = describe(o_proj="W8A8")
+    (fault,) = description.find_faults(set())
+    assert fault.startswith(f"d.json: {ATTENTION}o_proj.weight: has an entry")
+    assert not list(QuantDescription.from_dir(tmp_path).find_faults({"a.weight"}))
 
 
 def test_a_packed_weight_stands_for_the_weight() -> None:
@@ -49,7 +64,7 @@ def test_a_shared_head_is_found_without_its_prefix() -> None:
     assert description.scheme("model.layers.5.", ("head",)) is Scheme.FLOAT
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "1"])
+@pytest.mark.parametrize("text", ["{", "[]", "1", '{"a.weight": "FLOAT", "a.weight": "W8A8"}'])
 def test_a_broken_description_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / DESCRIPTION_FILE).write_text(text)
     with pytest.raises(CheckpointError, match=DESCRIPTION_FILE):
