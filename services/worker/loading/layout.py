@@ -110,16 +110,17 @@ def _read_index(file: Path) -> dict[str, str]:
     weight_map = values.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{file}: must have a weight_map from tensor names to file names")
+    seen: set[str] = set()  # a few hundred files for a few hundred thousand tensors
     for name, target in weight_map.items():
+        if isinstance(target, str) and target in seen:
+            continue
         if not _is_name_beside(target):
             raise CheckpointError(
                 f"{file}: {name!r}: weight_map names {target!r}, must be a file beside the index"
             )
-    return {
-        name: target
-        for name, target in weight_map.items()
-        if PurePosixPath(target).parts[0] != _OPTIONAL
-    }
+        seen.add(target)
+    unread = {target for target in seen if PurePosixPath(target).parts[0] == _OPTIONAL}
+    return {name: target for name, target in weight_map.items() if target not in unread}
 
 
 def _read_text(file: Path) -> bytes:
@@ -147,13 +148,13 @@ def _compare(
 ) -> None:
     """Hold the index against the headers of its files."""
     faults = []
-    for name, target in sorted(index.items()):
+    for name, target in index.items():
         entry = entries.get(name)
         if entry is None or entry.file.path.name != target:
             faults.append(f"{path / target}: {name}: is in {file.name}, not in the file")
     faults += [
         f"{entry.file.path}: {name}: is in the file, not in {file.name}"
-        for name, entry in sorted(entries.items())
+        for name, entry in entries.items()
         if name not in index
     ]
     fail_with(faults)
