@@ -45,8 +45,19 @@ class _Product:
     shape: tuple[int, ...]
     """Of the weight."""
     flags: int
+    kernel_type: torch.dtype
+    """Of the compiled function."""
     like: Tensor
     """An empty tensor of the result's type, to make the result from."""
+
+    def is_of(self, x2: Tensor, scale: Tensor, bias: Tensor | None, output_dtype: object) -> bool:
+        """Whether a weight is used as it was when it was checked."""
+        return (
+            self.scale is scale
+            and self.bias is bias
+            and self.output_dtype == output_dtype
+            and self.shape == x2.shape
+        )
 
 
 def quant_matmul(
@@ -99,51 +110,42 @@ def _native_quant_matmul(
     **unused: object,
 ) -> Tensor:
     product: _Product | None = getattr(x2, _KNOWN, None)
-    if product is None or unused or not _is_same(product, x2, scale, bias, output_dtype):
+    if product is None or unused or not product.is_of(x2, scale, bias, output_dtype):
         product = _check_weight(x2, scale, bias, output_dtype, unused)
         setattr(x2, _KNOWN, product)
     _check_rows(x1, pertoken_scale, product)
-    rows = x1 if x1.stride(1) == 1 else x1.contiguous()
-    count, inner = rows.shape
-    outer = product.shape[1]
-    flags, row_scales = product.flags, scale
-    if pertoken_scale is not None:
-        flags, row_scales = flags | _ROW_SCALES, pertoken_scale
+    stride, step = x1.stride()
+    if step != 1:
+        x1 = x1.contiguous()
+        stride = x1.stride(0)
+    count = x1.shape[0]
+    inner, outer = product.shape
     result = product.like.new_empty(count, outer)
-    is_bf16 = result.dtype is torch.bfloat16
-    run = native.function(_KERNEL, torch.bfloat16 if is_bf16 else torch.float32)
+    run = native.function(_KERNEL, product.kernel_type)
     assert run is not None
+    scales = scale.data_ptr()
     status = run(
-        count, inner, outer, rows.stride(0), flags,
-        rows.data_ptr(), x2.data_ptr(), scale.data_ptr(), row_scales.data_ptr(),
-        (scale if bias is None else bias).data_ptr(), result.data_ptr(),
+        count, inner, outer, stride,
+        product.flags if pertoken_scale is None else product.flags | _ROW_SCALES,
+        x1.data_ptr(), x2.data_ptr(), scales,
+        scales if pertoken_scale is None else pertoken_scale.data_ptr(),
+        scales if bias is None else bias.data_ptr(), result.data_ptr(),
     )  # fmt: skip
     if status:
         raise failure(_KERNEL, status)
     return result
 
 
-def _is_same(
-    product: _Product, x2: Tensor, scale: Tensor, bias: Tensor | None, output_dtype: object
-) -> bool:
-    """Whether a weight is used as it was when it was checked."""
-    return (
-        product.scale is scale
-        and product.bias is bias
-        and product.output_dtype == output_dtype
-        and product.shape == x2.shape
-    )
-
-
 def _check_rows(x1: Tensor, row_scales: Tensor | None, product: _Product) -> None:
-    if x1.dtype is not torch.int8 or x1.dim() != 2 or x1.shape[1] != product.shape[0]:
+    shape = x1.shape
+    if x1.dtype is not torch.int8 or len(shape) != 2 or shape[1] != product.shape[0]:
         raise ValueError(
             f"{_NAME}: x1 {x1.dtype} {tuple(x1.shape)} must be int8 [M, {product.shape[0]}]"
         )
     if row_scales is None:
         return
     is_right = row_scales.dtype is torch.float32 and row_scales.is_contiguous()
-    if not is_right or row_scales.dim() != 1 or len(row_scales) != len(x1):
+    if not is_right or row_scales.shape != shape[:1]:
         raise ValueError(
             f"{_NAME}: pertoken_scale {row_scales.dtype} {tuple(row_scales.shape)} must be flat "
             f"float32 [{len(x1)}]"
@@ -180,6 +182,7 @@ def _check_weight(
         output_dtype=output_dtype,
         shape=tuple(x2.shape),
         flags=flags,
+        kernel_type=torch.bfloat16 if output is torch.bfloat16 else torch.float32,
         like=torch.empty(0, dtype=output),
     )
 
