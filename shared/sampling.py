@@ -82,3 +82,6 @@ class LoadSnapshot:
     num_aborts_total: int = 0
     is_worker_ready: bool = False
     max_model_len: int = 0
+    num_drafts_total: int = 0
+    num_drafted_tokens_total: int = 0
+    num_accepted_tokens_per_position: tuple[int, ...] = ()

@@ -201,7 +201,9 @@ def load_to_proto(load: LoadSnapshot) -> common_pb2.LoadSnapshot:
 
 def load_from_proto(message: common_pb2.LoadSnapshot) -> LoadSnapshot:
     """A message as a snapshot."""
-    return LoadSnapshot(**{name: getattr(message, name) for name in _LOAD_FIELDS})
+    fields = {name: getattr(message, name) for name in _LOAD_FIELDS}
+    positions = tuple(message.num_accepted_tokens_per_position)
+    return LoadSnapshot(**fields | {"num_accepted_tokens_per_position": positions})
 
 
 _REASONS = {int(reason): reason for reason in FailureReason}

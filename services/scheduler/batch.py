@@ -5,6 +5,10 @@ them. Those that have one to go wait in `_decoding`, a flat list that a step wal
 comprehensions; those with more wait in `_catching_up`. A sequence of `_decoding` is looked at only
 when its next position reaches `plan_limit`: it needs a block, or the plans in flight surely end it.
 
+With drafts a decoding sequence orders its one token and room for all drafts that it may have. How
+many are kept only the result tells; until then `num_planned_tokens` counts the one token alone, and
+blocks are there for the most that plans in flight can keep. Nobody is pushed out for drafts.
+
 Laws
 - A plan names a row once, takes `max_num_batched_tokens` at most, decoding rows first.
 - Blocks for everything that is known of a sequence are taken at its admission, and only while one
@@ -17,6 +21,7 @@ Laws
 from array import array
 from collections import deque
 
+from services.scheduler.draft_counts import DraftCounts
 from services.scheduler.holdings import Holdings
 from services.scheduler.limits import Limits
 from services.scheduler.plan import NewSequence, StepPlan, StepResult, WorkerContractError
@@ -39,13 +44,13 @@ class PlanBuilder:
         "step",
     )
 
-    def __init__(self, step: int, decodes: list[Sequence]) -> None:
-        """One token for each of `decodes`, none of which needs a block."""
+    def __init__(self, step: int, decodes: list[Sequence], num_decode_tokens: int) -> None:
+        """One token and its drafts for each of `decodes`, none of which needs a block."""
         self.step = step
         self.sequences = decodes
         self.rows = [s.row for s in decodes]
         self.computed = [s.num_planned_tokens for s in decodes]
-        self.scheduled = [1] * len(decodes)
+        self.scheduled = [num_decode_tokens] * len(decodes)
         self.num_new_blocks = [0] * len(decodes)
         self.new_blocks = array("I")
         self.new_sequences: list[NewSequence] = []
@@ -54,14 +59,14 @@ class PlanBuilder:
             sequence.num_steps += 1
             sequence.last_step = step
 
-    def add(self, sequence: Sequence, count: int) -> None:
-        """`count` tokens of one further sequence, and the blocks that the worker does not know."""
+    def add(self, sequence: Sequence, count: int, num_drafts: int = 0) -> None:
+        """Tokens of one further sequence, and the blocks that the worker does not know."""
         new_blocks = sequence.blocks[sequence.num_sent_blocks :]
         sequence.num_sent_blocks = len(sequence.blocks)
         self.sequences.append(sequence)
         self.rows.append(sequence.row)
         self.computed.append(sequence.num_planned_tokens)
-        self.scheduled.append(count)
+        self.scheduled.append(count + num_drafts)
         self.num_new_blocks.append(len(new_blocks))
         self.new_blocks.extend(new_blocks)
         sequence.num_planned_tokens += count
@@ -107,6 +112,7 @@ class Batch:
         self.num_preemptions = 0
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
+        self.drafts = DraftCounts(limits.num_speculative_tokens)
         self._waiting = waiting
         self._owner = owner
         self._find_cached_blocks = find_cached_blocks
@@ -133,7 +139,8 @@ class Batch:
             return None
         num_preemptions = self.num_preemptions
         builder = self._plan_decodes()
-        budget = self.limits.max_num_batched_tokens - len(builder.sequences)
+        budget = self.limits.max_num_batched_tokens
+        budget -= len(builder.sequences) * self.limits.num_decode_tokens
         budget = self._plan_chunks(builder, budget)
         if num_preemptions == self.num_preemptions:
             self._admit(builder, budget, now)
@@ -155,10 +162,10 @@ class Batch:
 
     def _plan_decodes(self) -> PlanBuilder:
         """One token for every sequence that has one to go and room for it."""
-        decoding = self._decoding
+        decoding, num_tokens = self._decoding, self.limits.num_decode_tokens
         ready = [s for s in decoding if s.num_planned_tokens < s.plan_limit]
         if len(ready) == len(decoding):
-            return PlanBuilder(self._next_step, ready)
+            return PlanBuilder(self._next_step, ready, num_tokens)
         stopped = [s for s in decoding if s.num_planned_tokens >= s.plan_limit > 0]
         stopped.sort(key=_admission)
         num_preemptions = self.num_preemptions
@@ -169,7 +176,7 @@ class Batch:
                 (grown if self._grow(sequence) else held_back).append(sequence)
         if num_preemptions != self.num_preemptions:
             ready = [s for s in ready if s.plan_limit]
-        builder = PlanBuilder(self._next_step, ready)
+        builder = PlanBuilder(self._next_step, ready, num_tokens)
         self._decoding = ready + [s for s in held_back if s.plan_limit]
         for sequence in grown:
             if not sequence.plan_limit:
@@ -177,7 +184,7 @@ class Batch:
             if sequence.num_tokens - sequence.num_planned_tokens > 1:
                 self._catching_up.append(sequence)
             else:
-                builder.add(sequence, 1)
+                builder.add(sequence, 1, self.limits.num_speculative_tokens)
                 self._decoding.append(sequence)
         return builder
 
@@ -190,11 +197,10 @@ class Batch:
                     f"row {sequence.row} has its {sequence.total_limit} tokens and was not ended"
                 )
             return False
+        needed, is_certain = self._needed_blocks(sequence)
         holdings = self.holdings
-        num_positions = max(position + 1, sequence.num_tokens)
-        needed = self.limits.blocks_for(num_positions) - len(sequence.blocks)
         while holdings.num_free_blocks < needed:
-            if holdings.num_free_blocks + self._num_coming_back() >= needed:
+            if not is_certain or holdings.num_free_blocks + self._num_coming_back() >= needed:
                 return False
             victim = next(reversed(self.running))
             self._preempt(victim)
@@ -204,6 +210,24 @@ class Batch:
             holdings.take_blocks(sequence, needed)
         self._set_plan_limit(sequence)
         return True
+
+    def _needed_blocks(self, sequence: Sequence) -> tuple[int, bool]:
+        """Blocks to take now, and whether the sequence surely cannot go on without them.
+
+        Room for drafts is taken where it is free. Otherwise there must be room for the next token,
+        wherever the plan in flight leaves the sequence; its result tells where that is.
+        """
+        limits, last = self.limits, sequence.total_limit - 1
+        num_positions = max(sequence.num_planned_tokens + 1, sequence.num_tokens)
+        num_blocks = len(sequence.blocks)
+        most = min(num_positions + limits.num_lookahead_tokens, last)
+        needed = limits.blocks_for(most) - num_blocks
+        if needed <= self.holdings.num_free_blocks or not limits.num_speculative_tokens:
+            return needed, True
+        is_in_flight = self.holdings.is_in_flight(sequence)
+        if is_in_flight:
+            num_positions = min(num_positions + limits.num_speculative_tokens, last)
+        return limits.blocks_for(num_positions) - num_blocks, not is_in_flight
 
     def _num_coming_back(self) -> int:
         """Blocks that the results of the plans in flight surely set free."""
@@ -220,7 +244,11 @@ class Batch:
         """Adapt the limit to the blocks that the sequence has now."""
         capacity = len(sequence.blocks) * self.limits.block_size
         last = sequence.total_limit - 1  # computing position n yields token n + 1
-        sequence.plan_limit = min(capacity, last)
+        if capacity >= last:
+            sequence.plan_limit = last
+        else:
+            # 0 would say that it does not run; a sequence that decodes has planned one at least.
+            sequence.plan_limit = max(1, capacity - self.limits.num_lookahead_tokens)
         self._num_growable += (capacity < last) - sequence.is_growable
         sequence.is_growable = capacity < last
 
@@ -256,7 +284,9 @@ class Batch:
             if sequence is None or holdings.is_in_flight(sequence):
                 return
             cached = self._find_cached_blocks(sequence)
-            needed = limits.blocks_for(sequence.num_tokens) - len(cached)
+            # With room for the first drafts, which are proposed behind the last known token.
+            most = sequence.num_tokens + limits.num_proposal_tokens
+            needed = limits.blocks_for(min(most, sequence.total_limit - 1)) - len(cached)
             # Alone it always fits; beside others it may not take what they need next.
             if holdings.num_free_blocks - needed < self._num_growable:
                 return
@@ -289,12 +319,12 @@ class Batch:
         if not self._in_flight:
             raise WorkerContractError(f"result of step {result.step} without a plan")
         record = self._in_flight[0]
-        match(record, result)
+        match(record, result, self.limits)
         self._in_flight.popleft()
         self.holdings.settle(result.step)
-        self.num_output_tokens += deliver(
-            record, result, self._owner, now, is_replay=self.limits.is_replay
-        )
+        self.num_output_tokens += deliver(record, result, self._owner, now, self.limits)
+        if self.limits.num_speculative_tokens:
+            self.drafts.add(result.num_drafted_tokens, result.num_accepted_tokens)
 
     def check(self) -> None:
         """Assert the laws of the batch; for tests."""

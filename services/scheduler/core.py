@@ -16,6 +16,7 @@ import dataclasses
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.batch import Batch
 from services.scheduler.deadlines import Deadlines
+from services.scheduler.draft_counts import add_positions
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import (
     AbortReason,
@@ -357,4 +358,9 @@ def _add_counters(past: LoadSnapshot, batch: Batch) -> LoadSnapshot:
         num_prompt_tokens_total=past.num_prompt_tokens_total + batch.num_prompt_tokens,
         num_output_tokens_total=past.num_output_tokens_total + batch.num_output_tokens,
         num_preemptions_total=past.num_preemptions_total + batch.num_preemptions,
+        num_drafts_total=past.num_drafts_total + batch.drafts.num_drafts,
+        num_drafted_tokens_total=(past.num_drafted_tokens_total + batch.drafts.num_drafted_tokens),
+        num_accepted_tokens_per_position=add_positions(
+            past.num_accepted_tokens_per_position, batch.drafts.per_position
+        ),
     )

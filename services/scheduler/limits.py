@@ -61,6 +61,8 @@ class Limits:
     vocab_size: int
     is_replay: bool
     max_plans_in_flight: int
+    num_speculative_tokens: int = 0
+    """Drafts that a decoding sequence may bring into a step."""
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> "Limits":
@@ -69,11 +71,13 @@ class Limits:
         max_num_batched_tokens = _least(
             config.max_num_batched_tokens, capacity.max_num_batched_tokens
         )
-        # A decoding sequence takes one token of a step, and a freed row comes back one plan later,
-        # so half of the rows can be in use.
+        # Drafts are a service: where a step is too small for all of them there are fewer.
+        num_drafts = min(capacity.num_speculative_tokens, max_num_batched_tokens - 1)
+        # A decoding sequence takes a token and its drafts of a step, and a freed row comes back one
+        # plan later, so half of the rows can be in use.
         max_num_seqs = min(
             _least(config.max_num_seqs, capacity.max_num_seqs),
-            max_num_batched_tokens,
+            max_num_batched_tokens // (1 + num_drafts),
             max(1, capacity.num_rows // 2),
         )
         num_usable_tokens = (capacity.num_blocks - 1) * capacity.block_size_tokens
@@ -88,7 +92,28 @@ class Limits:
             vocab_size=capacity.vocab_size,
             is_replay=capacity.is_replay,
             max_plans_in_flight=config.max_plans_in_flight,
+            num_speculative_tokens=num_drafts,
         )
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of a step that a decoding sequence takes, drafts included."""
+        return 1 + self.num_speculative_tokens
+
+    @property
+    def num_proposal_tokens(self) -> int:
+        """Positions behind the last computed one that proposing drafts writes."""
+        return max(0, self.num_speculative_tokens - 1)
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Positions behind the next one that a decoding sequence may use before its next result.
+
+        Every plan in flight may keep all its drafts, and behind the last of them new ones are
+        proposed.
+        """
+        most = self.max_plans_in_flight * self.num_speculative_tokens
+        return most + self.num_proposal_tokens
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens` tokens."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from shared.errors import GlmMeshError, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, TokenLogprobs
 
+# A row computes one token more, and 16 are what the attention of an NPU takes of a row.
+MAX_SPECULATIVE_TOKENS = 15
+
 
 class WorkerLostError(GlmMeshError):
     """The epoch is over without fault of a plan or a sequence. The text is ours, not a peer's."""
@@ -44,6 +47,7 @@ class Capacity:
     model_digest: str = ""
     is_replay: bool = False
     version: str = ""
+    num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         """A worker that can hold nothing cannot be served."""
@@ -59,6 +63,11 @@ class Capacity:
             value = getattr(self, name)
             if value < least:
                 raise WorkerContractError(f"capacity {name} is {value}, at least {least} needed")
+        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
+            raise WorkerContractError(
+                f"capacity num_speculative_tokens is {self.num_speculative_tokens}, "
+                f"at most {MAX_SPECULATIVE_TOKENS} allowed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,9 @@ class StepPlan:
     """The order for one step.
 
     `num_computed_tokens` is the position of the first token to compute: it counts the tokens of
-    plans in flight, which the worker finishes first. `new_blocks` is cut by `num_new_blocks`.
+    plans in flight, which the worker finishes first, but not the drafts that they may keep.
+    `num_scheduled_tokens` beyond the known tokens of a row are room for drafts. `new_blocks` is cut
+    by `num_new_blocks`.
     """
 
     step: int
@@ -98,6 +109,7 @@ class StepResult:
     """The answer to the plan with the same step.
 
     `logprobs` has one entry per token of the rows that asked for them, in order.
+    `num_drafted_tokens` and `num_accepted_tokens` are empty from a worker without drafts.
     `row_failures` maps a row that failed alone to its error; `failure` fails the whole step.
     """
 
@@ -110,3 +122,5 @@ class StepResult:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     row_failures: dict[int, RequestError] = field(default_factory=dict)
     failure: RequestError | None = None
+    num_drafted_tokens: list[int] = field(default_factory=list)
+    num_accepted_tokens: list[int] = field(default_factory=list)

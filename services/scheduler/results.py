@@ -1,13 +1,15 @@
 """A worker's result, held against its plan and handed to the sequences that the plan recorded.
 
 The loop over the rows has a short lane for the usual row (a running sequence without extras, one
-token, no end) and one function for everything else. It never asks who owns a row by now.
+token, no end) and one function for everything else; a worker with drafts has a loop of its own,
+whose short lane takes runs. Neither asks who owns a row by now.
 """
 
 from array import array
 from itertools import islice
 from typing import Final, Protocol
 
+from services.scheduler.limits import Limits
 from services.scheduler.plan import FinishCode, StepPlan, StepResult, WorkerContractError
 from services.scheduler.sequence import Sequence, SequenceState
 from shared.errors import RequestError
@@ -40,7 +42,7 @@ class PlanRecord:
         self.sequences = sequences
 
 
-def match(record: PlanRecord, result: StepResult) -> None:
+def match(record: PlanRecord, result: StepResult, limits: Limits) -> None:
     """Raise unless the result answers the plan and its columns fit together."""
     plan = record.plan
     if result.step != plan.step:
@@ -62,16 +64,32 @@ def match(record: PlanRecord, result: StepResult) -> None:
         )
     if max(codes, default=0) > _LAST_CODE:
         raise WorkerContractError(f"step {plan.step}: unknown finish code {max(codes)}")
+    num_rows = len(plan.rows) if limits.num_speculative_tokens else 0
+    if not len(result.num_drafted_tokens) == len(result.num_accepted_tokens) == num_rows:
+        raise WorkerContractError(f"step {plan.step}: columns of drafts for other rows")
+    if max(result.num_drafted_tokens, default=0) > limits.num_speculative_tokens:
+        raise WorkerContractError(f"step {plan.step}: more drafts than were ordered")
 
 
 def deliver(
-    record: PlanRecord, result: StepResult, owner: BatchOwner, now: float, *, is_replay: bool
+    record: PlanRecord, result: StepResult, owner: BatchOwner, now: float, limits: Limits
 ) -> int:
     """Append the tokens of a matching result to sequences and outlets, report ends.
 
     Returns how many tokens were delivered.
     """
-    slow = _SlowLane(record, result, owner, now, is_replay=is_replay)
+    slow = _SlowLane(record, result, owner, now, limits)
+    if limits.num_speculative_tokens:
+        _deliver_runs(record, result, owner, slow)
+    else:
+        _deliver_tokens(record, result, owner, slow)
+    slow.check_all_logprobs_used()
+    return len(result.token_ids) - slow.num_dropped
+
+
+def _deliver_tokens(
+    record: PlanRecord, result: StepResult, owner: BatchOwner, slow: "_SlowLane"
+) -> None:
     token_ids = result.token_ids
     has_failures = bool(result.row_failures)
     start = 0
@@ -94,14 +112,51 @@ def deliver(
             add_token(token)
             output.append(token)
         start += count
-    slow.check_all_logprobs_used()
-    return len(token_ids) - slow.num_dropped
+
+
+def _deliver_runs(
+    record: PlanRecord, result: StepResult, owner: BatchOwner, slow: "_SlowLane"
+) -> None:
+    """As `_deliver_tokens`, for a worker with drafts."""
+    token_ids = result.token_ids
+    has_failures = bool(result.row_failures)
+    start = 0
+    outlet = None
+    columns = zip(
+        record.sequences,
+        result.num_sampled_tokens,
+        result.finish_codes,
+        result.num_drafted_tokens,
+        result.num_accepted_tokens,
+        strict=True,
+    )
+    for index, (sequence, count, code, drafted, accepted) in enumerate(columns):
+        run = token_ids[start : start + count]
+        start += count
+        is_usual = accepted == count - 1 and accepted <= drafted and not code
+        if not is_usual or not sequence.is_plain or has_failures:
+            slow.take(index, sequence, run)
+            continue
+        if sequence.outlet is not outlet:
+            outlet = sequence.outlet
+            owner.outlet_filled(sequence)
+            add_stream, add_previous, add_count, _ = outlet.appenders()
+            extend_tokens = outlet.columns.token_ids.extend
+        output = sequence.output_token_ids
+        add_stream(sequence.stream_id)
+        add_previous(len(output))
+        add_count(count)
+        extend_tokens(run)
+        output.extend(run)
+        sequence.num_planned_tokens += accepted
+        sequence.num_drafted_tokens += drafted
+        sequence.num_accepted_tokens += accepted
 
 
 class _SlowLane:
     """Rows with anything unusual: first tokens, ends, chunks, logprobs, runs, failures."""
 
-    __slots__ = ("_is_replay", "_logprobs", "_now", "_owner", "_record", "_result", "num_dropped")
+    __slots__ = ("_limits", "_logprobs", "_now", "_owner", "_record", "_result", "num_dropped")
 
     def __init__(
         self,
@@ -109,15 +164,14 @@ class _SlowLane:
         result: StepResult,
         owner: BatchOwner,
         now: float,
-        *,
-        is_replay: bool,
+        limits: Limits,
     ) -> None:
         """Nothing of the result is used yet."""
         self._record = record
         self._result = result
         self._owner = owner
         self._now = now
-        self._is_replay = is_replay
+        self._limits = limits
         self._logprobs = iter(result.logprobs)
         # Tokens of sequences that had left.
         self.num_dropped = 0
@@ -144,6 +198,8 @@ class _SlowLane:
                 raise self._broken(index, "sampled before the end of its known tokens")
             return
         self._check_count(index, sequence, len(token_ids))
+        if self._limits.num_speculative_tokens:
+            self._count_drafts(index, sequence)
         self._append(sequence, token_ids, logprobs)
         if code:
             self._owner.sequence_finished(sequence, FinishCode(code), self._now)
@@ -158,10 +214,25 @@ class _SlowLane:
     def _check_count(self, index: int, sequence: Sequence, count: int) -> None:
         if not count:
             raise self._broken(index, "brings no token")
-        if count > 1 and not self._is_replay:
+        limits, result = self._limits, self._result
+        if limits.num_speculative_tokens:
+            drafted, accepted = result.num_drafted_tokens[index], result.num_accepted_tokens[index]
+            # A run that ends the sequence may be cut among its drafts.
+            is_whole = count == accepted + 1 or (count == accepted and result.finish_codes[index])
+            if accepted > drafted or not is_whole:
+                text = f"brings {count} tokens, {accepted} of {drafted} drafts among them"
+                raise self._broken(index, text)
+        elif count > 1 and not limits.is_replay:
             raise self._broken(index, f"brings {count} tokens where one was ordered")
         if sequence.num_tokens + count > sequence.total_limit:
             raise self._broken(index, f"goes past its {sequence.total_limit} tokens")
+
+    def _count_drafts(self, index: int, sequence: Sequence) -> None:
+        """Drafts that were kept have been computed: the sequence is further than it was planned."""
+        accepted = self._result.num_accepted_tokens[index]
+        sequence.num_planned_tokens += accepted
+        sequence.num_drafted_tokens += self._result.num_drafted_tokens[index]
+        sequence.num_accepted_tokens += accepted
 
     def _append(
         self, sequence: Sequence, token_ids: "array[int]", logprobs: list[TokenLogprobs]

@@ -2,7 +2,8 @@
 
 A sequence is only counted here; the rules that move the counts live in `batch.py` and `core.py`.
 Law of the counts: `num_planned_tokens` positions have been ordered from the worker (results of
-plans in flight included); positions below `plan_limit` may be ordered without a further thought.
+plans in flight included, but none of the drafts that they may keep); positions below `plan_limit`
+may be ordered, with all drafts, without a further thought.
 """
 
 import dataclasses
@@ -54,7 +55,9 @@ class Sequence:
         "is_growable",
         "is_plain",
         "last_step",
+        "num_accepted_tokens",
         "num_cached_tokens",
+        "num_drafted_tokens",
         "num_losses",
         "num_planned_tokens",
         "num_preemptions",
@@ -104,6 +107,8 @@ class Sequence:
         self.num_preemptions = 0
         self.num_losses = 0
         self.num_steps = 0
+        self.num_drafted_tokens = 0
+        self.num_accepted_tokens = 0
         self.admission = 0
         self.row = -1
         self.blocks: list[int] = []
@@ -114,7 +119,7 @@ class Sequence:
         self.last_step = 0
         # Whether it may need a further block some day.
         self.is_growable = False
-        # Running and without extras: one new token is all that a result can bring.
+        # Running and without extras: new tokens are all that a result can bring.
         self.is_plain = False
 
     @property
@@ -150,6 +155,8 @@ class Sequence:
             decode_us=_microseconds(now - first_token_at),
             num_preemptions=self.num_preemptions,
             num_steps=self.num_steps,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
     def timeline(self, now: float) -> Timeline:

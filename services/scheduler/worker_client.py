@@ -167,6 +167,8 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
                 entry.row: failure_from_proto(entry.failure) for entry in message.row_failures
             },
             failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
+            num_drafted_tokens=list(message.num_drafted_tokens),
+            num_accepted_tokens=list(message.num_accepted_tokens),
         )
     except RequestError as error:
         raise WorkerContractError(f"step {message.step}: {error.message}") from None
@@ -185,6 +187,7 @@ def capacity_from_proto(message: worker_pb2.WorkerCapacity) -> Capacity:
         model_digest=message.model_digest,
         is_replay=message.is_replay,
         version=message.version,
+        num_speculative_tokens=message.num_speculative_tokens,
     )
 
 

@@ -247,6 +247,7 @@ def capacity_to_proto(capacity: Capacity, software: str) -> worker_pb2.WorkerCap
         is_replay=capacity.is_replay,
         version=software,
         block_size_bytes=capacity.block_size_bytes,
+        num_speculative_tokens=capacity.num_speculative_tokens,
     )
 
 
@@ -319,7 +320,10 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             prepare_us=timings.prepare_us,
             forward_us=timings.forward_us,
             sample_us=timings.sample_us,
+            draft_us=timings.draft_us,
         ),
+        num_drafted_tokens=result.num_drafted_tokens.tolist(),
+        num_accepted_tokens=result.num_accepted_tokens.tolist(),
     )
 
 

@@ -131,5 +131,10 @@ def test_logprob_columns_of_unequal_length_are_refused(name: str) -> None:
 def test_stats_and_load_survive_the_wire() -> None:
     stats = SequenceStats(num_prompt_tokens=3, queue_us=2**40, num_preemptions=1)
     assert wire.stats_from_proto(wire.stats_to_proto(stats)) == stats
-    load = LoadSnapshot(num_running=2, is_worker_ready=True, num_steps_total=2**40)
+    load = LoadSnapshot(
+        num_running=2,
+        is_worker_ready=True,
+        num_steps_total=2**40,
+        num_accepted_tokens_per_position=(2**40, 3),
+    )
     assert wire.load_from_proto(wire.load_to_proto(load)) == load

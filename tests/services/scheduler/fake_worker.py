@@ -92,7 +92,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def _capacity(self) -> worker_pb2.WorkerCapacity:
         names = (
             "num_blocks block_size_tokens num_rows max_num_seqs max_num_batched_tokens "
-            "max_model_len vocab_size is_replay"
+            "max_model_len vocab_size is_replay num_speculative_tokens"
         )
         return worker_pb2.WorkerCapacity(
             **{name: getattr(self.capacity, name) for name in names.split()}
@@ -134,6 +134,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             for row, error in result.row_failures.items()
         ],
         failure=None if result.failure is None else failure_to_proto(result.failure),
+        num_drafted_tokens=result.num_drafted_tokens,
+        num_accepted_tokens=result.num_accepted_tokens,
     )
 
 

@@ -243,6 +243,7 @@ class Harness:
                 assert row not in new_rows or row not in earlier.rows, "row reused too early"
                 for other, used in earlier.blocks.items():
                     assert other == row or not used & set(blocks), "block reused too early"
+        self.worker.last_read_step = plan.step - len(self.results) - 1
         result = self.worker.run(plan)
         used_blocks = {row: set(self.worker.rows[row].blocks) for row in plan.rows}
         self.in_flight.append(InFlight({*plan.rows, *plan.freed_rows}, used_blocks))

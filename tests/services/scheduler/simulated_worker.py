@@ -25,6 +25,9 @@ class Row:
     tokens: list[int]
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    last_step: int = 0
     is_over: bool = False
     is_full: bool = False
 
@@ -39,6 +42,13 @@ class SimulatedWorker:
         self.end_at: dict[int, tuple[int, FinishCode]] = {}
         # Tokens per result of a row, for replay workers.
         self.run_length = 1
+        # The last step whose result the scheduler has read; None where nobody tells.
+        self.last_read_step: int | None = None
+        # Times that drafts were fewer for want of blocks.
+        self.num_without_place = 0
+        # Drafts verified and kept by all steps, and by row of the last one.
+        self.drafted: list[int] = []
+        self.accepted: list[int] = []
 
     def run(self, plan: StepPlan) -> StepResult:
         """Execute one plan as the contract says; an assertion fails where the plan breaks it."""
@@ -72,6 +82,7 @@ class SimulatedWorker:
 
     def _compute(self, plan: StepPlan) -> StepResult:
         counts, tokens, codes = [], array("I"), []
+        self.drafted, self.accepted = [], []
         logprobs: list[TokenLogprobs] = []
         columns = zip(plan.rows, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
         for number, scheduled, computed in columns:
@@ -80,9 +91,13 @@ class SimulatedWorker:
             run, code = (
                 ([], FinishCode.NONE) if row.is_over else self._advance(row, scheduled, computed)
             )
+            if row.is_over and not run:
+                self._note_drafts(0, 0)
+            row.last_step = plan.step
             counts.append(len(run))
             tokens.extend(run)
             codes.append(int(code))
+            self.accepted[-1] = min(self.accepted[-1], len(run))
             if row.new.sampling.num_logprobs is not None:
                 logprobs += [TokenLogprobs(logprob=-float(token), rank=1) for token in run]
         return StepResult(
@@ -93,24 +108,59 @@ class SimulatedWorker:
             token_ids=tokens,
             finish_codes=codes,
             logprobs=logprobs,
+            num_drafted_tokens=self.drafted if self.capacity.num_speculative_tokens else [],
+            num_accepted_tokens=self.accepted if self.capacity.num_speculative_tokens else [],
         )
 
+    def _note_drafts(self, drafted: int, accepted: int) -> None:
+        self.drafted.append(drafted)
+        self.accepted.append(accepted)
+
     def _advance(self, row: Row, scheduled: int, computed: int) -> tuple[list[int], FinishCode]:
-        assert row.num_computed == computed, "a gap in the KV of a row"
-        row.num_computed = computed + scheduled
+        self._check_progress(row, computed)
+        missing = len(row.tokens) - row.num_computed
         room = len(row.blocks) * self.capacity.block_size_tokens
-        assert row.num_computed <= room, "a position without a block"
-        assert row.num_computed <= len(row.tokens), "a token that nobody knows"
+        num_known = min(scheduled, missing)
+        assert row.num_computed + num_known <= room, "a position without a block"
+        num_more = scheduled - num_known
+        assert num_more <= self.capacity.num_speculative_tokens, "a token that nobody knows"
+        drafted = self._placed(min(row.num_drafts, num_more), room - len(row.tokens))
+        luck = expected_token(row.new.sampling.seed + 1, len(row.tokens))
+        accepted = min(drafted, luck % (self.capacity.num_speculative_tokens + 2))
+        row.num_computed += num_known + accepted
+        row.num_accepted, row.num_drafts = accepted, 0
+        self._note_drafts(drafted, accepted)
         if row.num_computed < len(row.tokens):
             return [], FinishCode.NONE
-        return self._sample(row)
+        run, code = self._sample(row, self.run_length + accepted)
+        left = self._limit(row) - len(row.tokens) - 1
+        wanted = min(self.capacity.num_speculative_tokens, left)
+        row.num_drafts = self._placed(wanted, room - len(row.tokens) + 2)
+        return run, code
 
-    def _sample(self, row: Row) -> tuple[list[int], FinishCode]:
+    def _placed(self, wanted: int, places: int) -> int:
+        self.num_without_place += places < wanted
+        return max(0, min(wanted, places))
+
+    def _check_progress(self, row: Row, computed: int) -> None:
+        """A plan made before the last result of the row counts none of its drafts."""
+        least = row.num_computed - row.num_accepted
+        allowed = {row.num_computed, least}
+        if self.last_read_step is not None:
+            is_read = row.last_step <= self.last_read_step
+            allowed = {row.num_computed if is_read else least}
+        assert computed in allowed, "a gap in the KV of a row"
+
+    def _limit(self, row: Row) -> int:
+        most = len(row.new.prompt_token_ids) + row.new.sampling.max_tokens
+        return min(most, self.capacity.max_model_len)
+
+    def _sample(self, row: Row, most: int) -> tuple[list[int], FinishCode]:
         sampling = row.new.sampling
         num_prompt = len(row.new.prompt_token_ids)
         run: list[int] = []
         code = FinishCode.NONE
-        while len(run) < self.run_length and not code:
+        while len(run) < most and not code:
             token = expected_token(sampling.seed, len(row.tokens))
             row.tokens.append(token)
             run.append(token)
@@ -122,5 +172,6 @@ class SimulatedWorker:
             elif len(row.tokens) >= self.capacity.max_model_len:
                 code = FinishCode.MAX_MODEL_LEN
         row.is_over = bool(code)
-        row.is_full = code in {FinishCode.MAX_TOKENS, FinishCode.MAX_MODEL_LEN}
+        # Sure before the result is read: drafts that were kept are not.
+        row.is_full = len(run) == 1 and code in {FinishCode.MAX_TOKENS, FinishCode.MAX_MODEL_LEN}
         return run, code

@@ -213,3 +213,87 @@ def test_a_preempted_sequence_waits_for_the_plan_that_still_names_it() -> None:
     assert scheduled(plan) == [(0, 6)]
     harness.run_to_end()
     assert len(harness.streams[0].tokens) == 20
+
+
+def with_drafts(num_drafts: int, window: int = 1, **changes: int) -> Harness:
+    limits = capacity(num_speculative_tokens=num_drafts, **({"num_blocks": 60} | changes))
+    return Harness(limits, max_plans_in_flight=window)
+
+
+def test_a_decoding_sequence_orders_its_token_and_room_for_drafts() -> None:
+    harness = with_drafts(3)
+    harness.submit(Outlet(), [5], max_tokens=20)
+    assert scheduled(harness.plan()) == [(0, 5)]
+    harness.take_result()
+    assert scheduled(harness.plan()) == [(5, 4)]
+    kept = harness.results[0].num_accepted_tokens[0]
+    harness.take_result()
+    assert scheduled(harness.plan()) == [(6 + kept, 4)]
+
+
+def test_a_plan_ahead_counts_one_token_of_the_plan_in_flight() -> None:
+    harness = with_drafts(3, window=2)
+    harness.submit(Outlet(), [5], max_tokens=30)
+    assert [scheduled(harness.plan()) for _ in range(2)] == [[(0, 5)], [(5, 4)]]
+    position = 5
+    for _ in range(5):
+        harness.take_result()
+        # The result that was read is exact; the one in flight has kept one token at least.
+        position += 1
+        assert scheduled(harness.plan()) == [(position, 4)]
+        position += harness.results[0].num_accepted_tokens[0]
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+def test_with_blocks_to_spare_every_draft_finds_its_place(num_drafts: int, window: int) -> None:
+    harness = with_drafts(num_drafts, window, block_size_tokens=1, num_blocks=200)
+    harness.submit(Outlet(), [5, 4, 1], max_tokens=40)
+    harness.run_to_end()
+    assert harness.core.load().num_drafts_total > 20
+    assert harness.worker.num_without_place == 0
+
+
+def test_the_budget_of_a_step_counts_drafts() -> None:
+    harness = with_drafts(3, max_num_batched_tokens=12)
+    outlet = Outlet()
+    harness.submit(outlet, [4, 4], max_tokens=20)
+    harness.step()
+    harness.submit(outlet, [40])
+    plan = harness.plan()
+    assert [count for _, count in scheduled(plan)] == [4, 4, 4]
+
+
+def test_blocks_for_drafts_are_taken_before_they_are_needed() -> None:
+    harness = with_drafts(3, block_size_tokens=4)
+    harness.submit(Outlet(), [5], max_tokens=30)
+    plan = harness.plan()
+    assert plan is not None
+    # Seven positions: five of the prompt, two that later passes of drafting write.
+    assert plan.num_new_blocks == [2]
+    harness.take_result()
+    plan = harness.plan()
+    assert plan is not None
+    # From position 5: a token and three drafts, and two positions for the next drafts.
+    assert plan.num_new_blocks == [1]
+
+
+def test_nobody_is_pushed_out_for_drafts() -> None:
+    """Two sequences fill the pool exactly; drafts find no block, and nobody needs one more."""
+    harness = with_drafts(3, block_size_tokens=4, num_blocks=7, max_model_len=16)
+    harness.submit(Outlet(), [8, 8], max_tokens=4)
+    harness.run_to_end()
+    assert harness.core.load().num_preemptions_total == 0
+
+
+def test_a_resumed_sequence_starts_without_drafts() -> None:
+    harness = with_drafts(3, num_blocks=9, max_model_len=24)
+    harness.submit(Outlet(), [8, 7], max_tokens=16)
+    while not harness.core.load().num_preemptions_total:
+        harness.step()
+    num_known = harness.streams[1].num_prompt + len(harness.streams[1].tokens)
+    while (plan := harness.plan()) is None or not plan.new_sequences:
+        harness.take_result()
+    place = plan.rows.index(plan.new_sequences[0].row)
+    assert scheduled(plan)[place] == (0, num_known)
+    harness.run_to_end()

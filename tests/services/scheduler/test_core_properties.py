@@ -27,6 +27,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(1, 24),
         max_model_len=st.sampled_from([2, 3, 9, 20, 40, 40]),
         run_length=st.sampled_from([1, 1, 1, 3]),
+        num_drafts=st.sampled_from([0, 0, 1, 3, 5]),
     )
     def open(
         self,
@@ -37,6 +38,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_num_batched_tokens: int,
         max_model_len: int,
         run_length: int,
+        num_drafts: int,
     ) -> None:
         capacity = Capacity(
             num_blocks=num_blocks,
@@ -47,6 +49,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             vocab_size=50_000,
             is_replay=run_length > 1,
+            num_speculative_tokens=num_drafts if run_length == 1 else 0,
         )
         self.harness = Harness(
             capacity,
@@ -155,9 +158,12 @@ CoreMachine.TestCase.settings = settings(
 TestAnyOrderOfEvents = CoreMachine.TestCase
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("seed", range(12))
-def test_streams_survive_a_pool_that_is_far_too_small(window: int, seed: int) -> None:
+def test_streams_survive_a_pool_that_is_far_too_small(
+    window: int, seed: int, num_drafts: int
+) -> None:
     """Long outputs, few blocks: preemption all the time, with aborts, losses and row failures."""
     dice = random.Random(seed)
     capacity = Capacity(
@@ -165,9 +171,10 @@ def test_streams_survive_a_pool_that_is_far_too_small(window: int, seed: int) ->
         block_size_tokens=dice.choice([1, 2, 4]),
         num_rows=16,
         max_num_seqs=8,
-        max_num_batched_tokens=dice.choice([8, 11, 64]),
+        max_num_batched_tokens=dice.choice([8, 11, 64]) * (1 + num_drafts),
         max_model_len=40,
         is_replay=seed % 4 == 3,
+        num_speculative_tokens=0 if seed % 4 == 3 else num_drafts,
     )
     harness = Harness(
         capacity,
@@ -175,7 +182,7 @@ def test_streams_survive_a_pool_that_is_far_too_small(window: int, seed: int) ->
         max_plans_in_flight=window,
     )
     outlets = [Outlet() for _ in range(3)]
-    for _ in range(400):
+    for _ in range(800 if num_drafts else 400):
         _disturb(harness, dice, outlets)
         harness.step()
     harness.run_to_end()
@@ -220,5 +227,7 @@ def fail_one_row(harness: Harness, dice: random.Random) -> None:
     del result.token_ids[start : start + result.num_sampled_tokens[entry]]
     result.num_sampled_tokens[entry] = 0
     result.finish_codes[entry] = 0
+    if result.num_accepted_tokens:
+        result.num_accepted_tokens[entry] = 0
     result.row_failures[result.rows[entry]] = RequestError(FailureReason.NUMERICAL_ERROR, "nan")
     row.is_over = True

@@ -56,3 +56,27 @@ def test_blocks_are_rounded_up() -> None:
 def test_a_setting_outside_its_bounds_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         CoreConfig(**{name: value})
+
+
+def test_a_step_holds_all_drafts_of_every_running_sequence() -> None:
+    limits = Limits.of(CoreConfig(), capacity(num_speculative_tokens=3, max_num_batched_tokens=11))
+    assert limits.num_decode_tokens == 4
+    assert limits.max_num_seqs == 2
+
+
+def test_a_step_too_small_for_the_drafts_of_one_sequence_takes_fewer() -> None:
+    config = CoreConfig(max_num_batched_tokens=3)
+    limits = Limits.of(config, capacity(num_speculative_tokens=5))
+    assert (limits.num_speculative_tokens, limits.max_num_seqs) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "num_drafts", "lookahead"),
+    [(1, 0, 0), (2, 0, 0), (1, 1, 1), (2, 1, 2), (1, 3, 5), (2, 3, 8), (2, 5, 14)],
+)
+def test_what_plans_in_flight_may_keep_and_propose_is_looked_ahead(
+    window: int, num_drafts: int, lookahead: int
+) -> None:
+    config = CoreConfig(max_plans_in_flight=window)
+    limits = Limits.of(config, capacity(num_speculative_tokens=num_drafts))
+    assert limits.num_lookahead_tokens == lookahead

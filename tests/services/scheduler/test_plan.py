@@ -20,3 +20,9 @@ def test_finish_codes_have_the_numbers_of_the_contract() -> None:
 def test_a_worker_that_can_hold_nothing_is_refused_by_name(name: str) -> None:
     with pytest.raises(WorkerContractError, match=name):
         capacity(**{name: 0})
+
+
+def test_a_worker_with_more_drafts_than_a_step_can_hold_is_refused() -> None:
+    assert capacity(num_speculative_tokens=15).num_speculative_tokens == 15
+    with pytest.raises(WorkerContractError, match="num_speculative_tokens is 16"):
+        capacity(num_speculative_tokens=16)

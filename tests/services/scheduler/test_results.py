@@ -132,3 +132,100 @@ def test_an_end_of_the_worker_ends_the_sequence(window: int) -> None:
     harness.submit(Outlet(), [5], max_tokens=20)
     harness.run_to_end()
     assert len(harness.streams[0].tokens) == 3
+
+
+def drafting() -> Harness:
+    """One sequence with three drafts whose first run waits to be read."""
+    harness = Harness(capacity(num_speculative_tokens=3, num_blocks=40))
+    harness.submit(Outlet(), [5], max_tokens=20)
+    harness.step()
+    harness.plan()
+    return harness
+
+
+def run_of(count: int, drafted: int, accepted: int, code: int = 0) -> Twist:
+    return with_columns(
+        num_sampled_tokens=[count],
+        token_ids=array("I", [1] * count),
+        num_drafted_tokens=[drafted],
+        num_accepted_tokens=[accepted],
+        finish_codes=[code],
+    )
+
+
+@pytest.mark.parametrize(
+    ("twist", "message"),
+    [
+        (run_of(3, 3, 1), "row 0 brings 3 tokens, 1 of 3 drafts among them"),
+        (run_of(1, 3, 1), "row 0 brings 1 tokens, 1 of 3 drafts among them"),
+        (run_of(3, 1, 2), "row 0 brings 3 tokens, 2 of 1 drafts among them"),
+        (run_of(2, 3, 3, code=1), "row 0 brings 2 tokens, 3 of 3 drafts among them"),
+        (run_of(5, 4, 4), "more drafts than were ordered"),
+        (run_of(0, 3, 0), "row 0 brings no token"),
+        (with_columns(num_drafted_tokens=[]), "columns of drafts for other rows"),
+        (with_columns(num_accepted_tokens=[0, 0]), "columns of drafts for other rows"),
+    ],
+)
+def test_a_run_that_its_drafts_do_not_explain_ends_the_epoch(twist: Twist, message: str) -> None:
+    harness = drafting()
+    with pytest.raises(WorkerContractError, match=message):
+        harness.core.take_result(twist(harness.results[0]), 1.0)
+
+
+def test_drafts_from_a_worker_without_any_end_the_epoch() -> None:
+    harness = Harness(capacity())
+    harness.submit(Outlet(), [5])
+    harness.plan()
+    twist = with_columns(num_drafted_tokens=[0], num_accepted_tokens=[0])
+    with pytest.raises(WorkerContractError, match="columns of drafts"):
+        harness.core.take_result(twist(harness.results[0]), 1.0)
+
+
+@pytest.mark.parametrize("num_logprobs", [None, 0])
+@pytest.mark.parametrize("window", [1, 2])
+def test_drafts_are_counted_for_the_sequence_and_in_all(
+    window: int, num_logprobs: int | None
+) -> None:
+    """Both lanes: rows with logprobs take the slow one."""
+    harness = Harness(capacity(num_speculative_tokens=3, num_blocks=40), max_plans_in_flight=window)
+    harness.submit(Outlet(), [5, 4], max_tokens=25, num_logprobs=num_logprobs)
+    drafted = accepted = 0
+    while harness.live():
+        while harness.plan() is not None:
+            drafted += sum(harness.results[-1].num_drafted_tokens)
+            accepted += sum(harness.results[-1].num_accepted_tokens)
+        harness.take_result()
+    stats = [stream.end.stats for stream in harness.streams.values() if stream.end]
+    assert sum(one.num_drafted_tokens for one in stats) == drafted > 0
+    assert sum(one.num_accepted_tokens for one in stats) == accepted > 0
+    load = harness.core.load()
+    assert load.num_drafted_tokens_total == drafted
+    assert sum(load.num_accepted_tokens_per_position) == accepted
+    # Without drafts the tokens would have taken as many steps as there are.
+    assert all(one.num_steps < one.num_output_tokens for one in stats)
+
+
+def test_counters_of_drafts_outlive_their_epoch() -> None:
+    harness = drafting()
+    harness.take_result()
+    before = harness.core.load()
+    harness.lose_worker()
+    assert harness.core.load().num_drafted_tokens_total == before.num_drafted_tokens_total == 3
+    harness.open_epoch()
+    harness.run_to_end()
+    after = harness.core.load()
+    pairs = zip(
+        after.num_accepted_tokens_per_position,
+        before.num_accepted_tokens_per_position,
+        strict=True,
+    )
+    assert all(now >= then for now, then in pairs)
+
+
+def test_an_end_inside_a_run_ends_the_sequence() -> None:
+    harness = Harness(capacity(num_speculative_tokens=5, num_blocks=40))
+    for seed in range(6):
+        harness.ends_at[seed] = (9, FinishCode.EOS)
+    harness.submit(Outlet(), [5] * 6, max_tokens=20)
+    harness.run_to_end()
+    assert [len(stream.tokens) for stream in harness.streams.values()] == [4] * 6

@@ -228,6 +228,8 @@ def test_a_result_is_read_with_its_failures_and_logprobs() -> None:
         sampled_token_ids=pack_ids([77]),
         finish_codes=[1, 0],
         logprobs=logprobs_to_proto(logprobs),
+        num_drafted_tokens=[3, 0],
+        num_accepted_tokens=[2, 0],
     )
     failure = message.row_failures.add(row=2)
     failure.failure.reason = common_pb2.FAILURE_REASON_NUMERICAL_ERROR
@@ -235,6 +237,7 @@ def test_a_result_is_read_with_its_failures_and_logprobs() -> None:
     assert result.token_ids.tolist() == [77]
     assert result.finish_codes == [1, 0]
     assert result.logprobs == logprobs
+    assert (result.num_drafted_tokens, result.num_accepted_tokens) == ([3, 0], [2, 0])
     assert result.row_failures[2].reason is FailureReason.NUMERICAL_ERROR
     assert result.failure is None
 
@@ -249,10 +252,12 @@ def test_every_limit_is_read() -> None:
     message = worker_pb2.WorkerCapacity(
         num_blocks=9, block_size_tokens=4, num_rows=4, max_num_seqs=2, max_num_batched_tokens=8,
         max_model_len=16, vocab_size=100, model_digest="ab", is_replay=True, version="1",
+        num_speculative_tokens=3,
     )  # fmt: skip
     assert capacity_from_proto(message) == Capacity(
         num_blocks=9, block_size_tokens=4, num_rows=4, max_num_seqs=2, max_num_batched_tokens=8,
         max_model_len=16, vocab_size=100, model_digest="ab", is_replay=True, version="1",
+        num_speculative_tokens=3,
     )  # fmt: skip
 
 

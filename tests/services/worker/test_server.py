@@ -11,11 +11,16 @@ import pytest
 
 from protos.glm.v1 import worker_pb2
 from services.worker.orders import LocalOrders, Stop
-from services.worker.plan import StepPlan, StepResult
+from services.worker.plan import StepPlan, StepResult, StepTimings
 from services.worker.prefill_spans import PrefillSpans
 from services.worker.replay import ReplayExecutor
 from services.worker.runner import Runner
-from services.worker.server import WorkerServicer, plan_from_proto, result_to_proto
+from services.worker.server import (
+    WorkerServicer,
+    capacity_to_proto,
+    plan_from_proto,
+    result_to_proto,
+)
 from shared.errors import FailureReason, RequestError
 from shared.rpc import build_server, error_from_rpc, open_channel
 from shared.sampling import ReplayScript
@@ -349,3 +354,18 @@ def test_a_failed_step_has_a_reason_and_empty_columns() -> None:
     assert message.failure.message == "error 5"
     assert not message.rows
     assert message.step == 3
+
+
+def test_what_a_worker_drafted_is_told() -> None:
+    result = StepResult(
+        step=3,
+        num_drafted_tokens=np.array([3, 0]),
+        num_accepted_tokens=np.array([2, 0]),
+        timings=StepTimings(draft_us=70),
+    )
+    message = result_to_proto(result)
+    assert list(message.num_drafted_tokens) == [3, 0]
+    assert list(message.num_accepted_tokens) == [2, 0]
+    assert message.timings.draft_us == 70
+    capacity = capacity_to_proto(make_capacity(num_speculative_tokens=4), "1")
+    assert capacity.num_speculative_tokens == 4
