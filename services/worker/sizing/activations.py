@@ -109,18 +109,20 @@ def _experts(deployment: Deployment, num_tokens: int) -> int:
         width = config.intermediate_size // deployment.topology.tensor_parallel_size
         return num_tokens * 3 * width * size
     scheme = deployment.quantization.scheme(*_first_expert(deployment))
-    taken, made, summed = _rows(deployment, num_tokens)
     width = config.moe_intermediate_size
     if deployment.topology.expert_parallel_size == 1:
         width //= deployment.topology.tensor_parallel_size
     hidden = config.hidden_size
+    # Gate, up and their product; then what is left of them while the second product is made.
+    first, second = {
+        Scheme.W8A8_DYNAMIC: (width, width),
+        Scheme.W4A8_DYNAMIC: (3 * width * size, width * size + width),
+    }.get(scheme, (3 * width * size, width * size))
+    rows = _rows(deployment, num_tokens)
     row_in = hidden * (size if scheme is Scheme.FLOAT else 1)
-    middle = {  # gate and up with the gated result; int8 of it; both
-        Scheme.FLOAT: 3 * width * size,
-        Scheme.W8A8_DYNAMIC: width,
-        Scheme.W4A8_DYNAMIC: 3 * width * size + width,
-    }.get(scheme, 3 * width * size)
-    return taken * row_in + made * (middle + hidden * size) + summed * hidden * size
+    results = rows.computed * hidden * size + rows.summed * hidden * size
+    held = rows.gathered * hidden * size + rows.taken * row_in
+    return held + max(rows.computed * first, rows.computed * second + results)
 
 
 def _first_expert(deployment: Deployment) -> tuple[str, tuple[str, ...]]:
@@ -129,20 +131,34 @@ def _first_expert(deployment: Deployment) -> tuple[str, tuple[str, ...]]:
     return f"model.layers.{layer}.mlp.experts.0.", ("gate_proj", "up_proj", "down_proj")
 
 
-def _rows(deployment: Deployment, num_tokens: int) -> tuple[int, int, int]:
-    """Rows taken in, rows computed, and rows of results that are summed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Rows of a rank's experts."""
+
+    taken: int
+    """Sorted by expert, and copies on the way there."""
+    computed: int
+    summed: int
+    """Results on their way back, and the sums of tokens."""
+    gathered: int = 0
+    """Tokens of all replicas."""
+
+
+def _rows(deployment: Deployment, num_tokens: int) -> _Rows:
     topology, config = deployment.topology, deployment.config
     choices, ranks = config.num_experts_per_tok, topology.expert_parallel_size
     method = moe_method(deployment, num_tokens)
     if method is MoeMethod.ALLGATHER:
         replicas = topology.data_parallel_size if ranks > 1 else 1
         tokens = num_tokens * replicas
-        return tokens * choices + tokens, tokens * choices, tokens
+        copies = tokens * choices
+        gathered = tokens if replicas > 1 else 0
+        return _Rows(taken=copies, computed=copies, summed=tokens, gathered=gathered)
     own = -(-num_tokens // topology.tensor_parallel_size)
     if method is MoeMethod.MC2:
         per_rank = mc2_capacity(deployment) // topology.tensor_parallel_size
         slots = per_rank * ranks * min(-(-config.n_routed_experts // ranks), choices)
-        return slots, slots, num_tokens
-    arriving = own * choices * _BUSY
+        return _Rows(taken=slots, computed=slots, summed=num_tokens)
+    sent, arriving = own * choices, own * choices * _BUSY
     # Sorted to be sent, received, sorted by expert; then results go the same way back.
-    return own * choices + 2 * arriving, arriving, arriving + own * choices + num_tokens
+    return _Rows(taken=sent + 2 * arriving, computed=arriving, summed=arriving + sent + num_tokens)

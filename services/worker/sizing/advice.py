@@ -65,29 +65,40 @@ class Advice:
 
 def advise(plan: Plan) -> Advice:
     """Find what helps."""
-    tried = [
-        _suggestion(plan, (change.text,), changed)
-        for axis in _ALONE
+    required = tuple(_wider_window(plan))
+    tried = [_try_all(plan, axis) for axis in _ALONE]
+    enough = [found for axis in tried for found in _lightest(axis)]
+    gains = [
+        found
+        for axis in tried
+        for _, found in axis
+        if found.plan.num_tokens > _MIN_GAIN * plan.num_tokens and _is_same_size(plan, found.plan)
+    ]
+    gains.sort(key=lambda found: -found.plan.num_tokens)
+    if plan.fits:
+        return Advice(required=required, gains=tuple(gains[:_MAX_GAINS]))
+    return Advice(
+        required=required,
+        enough=(*_limits(plan), *enough),
+        together=None if enough else _combined(plan),
+        gains=() if enough else tuple(gains[:_MAX_GAINS]),
+    )
+
+
+def _try_all(plan: Plan, axis: _Axis) -> list[tuple[Change, Suggestion]]:
+    """Every change of a kind that is possible, with what it gives."""
+    return [
+        (change, _suggestion(plan, (change.text,), changed))
         for change in axis(plan.deployment)
         if (changed := _sized(change.deployment)) is not None
     ]
-    required = tuple(_wider_window(plan))
-    gains = [found for found in tried if found.plan.num_tokens > _MIN_GAIN * plan.num_tokens]
-    if plan.fits:
-        kept = [found for found in gains if _is_same_size(plan, found.plan)]
-        kept.sort(key=lambda found: -found.plan.num_tokens)
-        return Advice(required=required, gains=tuple(kept[:_MAX_GAINS]))
-    enough = [found for found in tried if found.plan.fits]
-    limits = tuple(_limits(plan))
-    together = None if enough else _combined(plan)
-    shown = [] if enough else [found for found in gains if _is_same_size(plan, found.plan)]
-    shown.sort(key=lambda found: -found.plan.num_tokens)
-    return Advice(
-        required=required,
-        enough=(*limits, *enough),
-        together=together,
-        gains=tuple(shown[:_MAX_GAINS]),
-    )
+
+
+def _lightest(tried: list[tuple[Change, Suggestion]]) -> list[Suggestion]:
+    """Those of one kind that fit and go no further than needed."""
+    fitting = [(change.degree, found) for change, found in tried if found.plan.fits]
+    least = min((degree for degree, _ in fitting), default=0)
+    return [found for degree, found in fitting if degree == least]
 
 
 def _sized(deployment: Deployment) -> Plan | None:
@@ -199,8 +210,8 @@ def _effect(before: Plan, after: Plan) -> str:
     if freed >= _MIN_FREED:
         said.append(f"frees {freed / GIB:.1f} GiB a device")
     if after.num_tokens:
-        factor = after.num_tokens / before.num_tokens if before.num_tokens else 0
-        times = f" ({factor:.2f}x)" if factor and after.num_tokens != before.num_tokens else ""
+        factor = f"{after.num_tokens / before.num_tokens:.2f}" if before.num_tokens else "1.00"
+        times = f" ({factor}x)" if factor != "1.00" else ""
         said.append(f"{after.num_tokens:,} tokens{times}")
     count, length = after.num_full_seqs, after.deployment.max_model_len
     noun = "sequence" if count == 1 else "sequences"

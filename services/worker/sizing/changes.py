@@ -31,6 +31,8 @@ class Change:
 
     text: str
     deployment: Deployment
+    degree: int = 0
+    """How far it goes, where a kind of change has degrees: more is not proposed if less does."""
 
 
 def settings(old: Deployment) -> Iterator[Change]:
@@ -67,7 +69,7 @@ def caches(old: Deployment) -> Iterator[Change]:
             sparse_li_c8=old.cache.sparse_li_c8 or "sparse_li_c8" in names,
         )
         text = " and ".join(f"enable_{name}" for name in names)
-        yield Change(text=text, deployment=replace(old, cache=cache))
+        yield Change(text=text, deployment=replace(old, cache=cache), degree=len(names))
 
 
 def contexts(old: Deployment) -> Iterator[Change]:
@@ -95,9 +97,11 @@ def layouts(old: Deployment) -> Iterator[Change]:
 
 def weights(old: Deployment) -> Iterator[Change]:
     """A checkpoint of fewer bits."""
-    for name in _LIGHTER.get(old.scheme, ()) if old.hardware.is_npu else ():
+    lighter = _LIGHTER.get(old.scheme, ()) if old.hardware.is_npu else ()
+    for degree, name in enumerate(lighter):
         deployment = replace(old, scheme=name, quantization=describe(old.config, name))
-        yield Change(text=f"{name} weights in place of {old.scheme}", deployment=deployment)
+        text = f"{name} weights in place of {old.scheme}"
+        yield Change(text=text, deployment=deployment, degree=degree)
 
 
 def nodes(old: Deployment) -> Iterator[Change]:
@@ -143,4 +147,4 @@ def _laid_out(old: Deployment, text: str, topology: Topology) -> Iterator[Change
         deployment = replace(old, topology=topology)
     except ConfigError:
         return
-    yield Change(text=text, deployment=deployment)
+    yield Change(text=text, deployment=deployment, degree=topology.world_size)

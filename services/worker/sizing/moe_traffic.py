@@ -52,9 +52,8 @@ def moe_method(deployment: Deployment, num_tokens: int) -> MoeMethod:
 
 
 def moe_methods(deployment: Deployment) -> set[MoeMethod]:
-    """The ways that tokens take to their experts in a largest step and in a decode step."""
-    sizes = (deployment.max_num_batched_tokens, deployment.decode_tokens)
-    return {moe_method(deployment, size) for size in sizes}
+    """The ways that tokens take to their experts in the smallest and the largest step."""
+    return {moe_method(deployment, size) for size in (1, deployment.max_num_batched_tokens)}
 
 
 def mc2_shortage_mib(deployment: Deployment) -> int:
