@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from services.worker.loading.files import open_regular
 from shared.errors import CheckpointError
 
 _HEADER_SIZE_BYTES = 8
@@ -29,7 +30,8 @@ def model_digest(path: Path) -> str:
 
 
 def _header(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    descriptor, _ = open_regular(file)
+    with open(descriptor, "rb") as stream:
         size = stream.read(_HEADER_SIZE_BYTES)
         return stream.read(min(struct.unpack("<Q", size)[0], file.stat().st_size))
 

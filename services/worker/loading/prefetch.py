@@ -67,13 +67,17 @@ class Prefetcher:
         self._error: BaseException | None = None
         self._is_closed = False
         self.num_bytes_read = 0
-        self._threads = [
-            # Daemons, so that a file system that hangs cannot keep the process from ending.
-            threading.Thread(target=self._run, name=f"weights-{index}", daemon=True)
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for index in range(num_threads):
+                # Daemons, so that a file system that hangs cannot keep the process from ending.
+                name = f"weights-{index}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_a_missing_config_or_a_cut_header_is_a_checkpoint_error(tmp_path: Path) 
     write(tmp_path, a=torch.zeros(2))
     (tmp_path / "model.safetensors").write_bytes(b"123")
     with pytest.raises(CheckpointError):
+        model_digest(tmp_path)
+
+
+def test_a_pipe_beside_the_weights_does_not_hang(tmp_path: Path) -> None:
+    write(tmp_path, a=torch.zeros(2))
+    os.mkfifo(tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match=r"other\.safetensors: is no regular file"):
         model_digest(tmp_path)
 
 

@@ -144,6 +144,24 @@ def test_threads_end_when_all_is_read_even_before_it_is_used(requests: list[Read
         assert len(list(threads)) == len(requests)
 
 
+def test_no_thread_stays_where_not_all_can_be_started(
+    requests: list[ReadRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Prefetcher(requests, num_threads=4, memory_bytes=1)
+    assert len(started) == 2
+    assert not living()
+
+
 def test_storage_that_hangs_does_not_keep_the_loader(
     requests: list[ReadRequest], on_read: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
