@@ -71,16 +71,18 @@ def build_model_executor(
         caches = allocate(spec, num_blocks)
         check_layout(spec, caches)
         _prove(decoder, caches, config)
+    max_num_seqs = _choose_max_num_seqs(settings)
     limits = Capacity(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
-        num_rows=2 * settings.max_num_seqs,
-        max_num_seqs=settings.max_num_seqs,
+        num_rows=2 * max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=max_model_len,
         vocab_size=known,
         block_size_bytes=bytes_per_block(spec),
         model_digest=model_digest(path),
+        num_speculative_tokens=settings.num_speculative_tokens,
     )
     executor = ModelExecutor(
         decoder,
@@ -89,28 +91,40 @@ def build_model_executor(
         num_known_ids=known,
         device=spec.device,
         row_multiple=_row_multiple(spec.dtype, spec.device),
+        drafter=decoder if spec.has_mtp else None,
     )
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
     gc.freeze()
+    _tell(path, spec, limits, num_threads, time.monotonic() - started)
+    return executor
+
+
+def _tell(path: Path, spec: ModelSpec, limits: Capacity, num_threads: int, seconds: float) -> None:
     _log.info(
         "model ready",
         extra={
             "model": path.name,
             "dtype": str(spec.dtype).removeprefix("torch."),
-            "num_blocks": num_blocks,
-            "max_model_len": max_model_len,
+            "num_blocks": limits.num_blocks,
+            "max_model_len": limits.max_model_len,
+            "num_speculative_tokens": limits.num_speculative_tokens,
             "num_threads": num_threads,
-            "seconds": round(time.monotonic() - started, 2),
+            "seconds": round(seconds, 2),
         },
     )
-    return executor
 
 
 def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
     """What the settings and the checkpoint's small files make of the model."""
     device = _open_device(settings.device)
     config = ModelConfig.from_dir(path)
+    num_drafts = settings.num_speculative_tokens
+    if num_drafts and not config.num_nextn_predict_layers:
+        raise ConfigError(
+            f"--num-speculative-tokens {num_drafts}: {path / 'config.json'} has no MTP layer "
+            "(num_nextn_predict_layers is 0)"
+        )
     return ModelSpec(
         config=config,
         dtype=_choose_dtype(settings, config, path),
@@ -118,7 +132,23 @@ def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
         quantization=QuantDescription.from_dir(path),
         cache=_choose_cache_format(settings, device),
         weight_nz_mode=settings.weight_nz_mode,
+        has_mtp=num_drafts > 0,
     )
+
+
+def _choose_max_num_seqs(settings: WorkerSettings) -> int:
+    """As asked for, as far as a step holds a token and all drafts of each."""
+    num_tokens = 1 + settings.num_speculative_tokens
+    held = settings.max_num_batched_tokens // num_tokens
+    if held < settings.max_num_seqs:
+        _log.warning(
+            "--max-num-batched-tokens %d holds %d sequences of 1 + %d tokens: "
+            "--max-num-seqs is lowered to that",
+            settings.max_num_batched_tokens,
+            held,
+            settings.num_speculative_tokens,
+        )
+    return min(settings.max_num_seqs, held)
 
 
 def _load(
@@ -217,13 +247,22 @@ def _run_largest_step(
     num_seqs = settings.max_num_batched_tokens // num_tokens
     token_ids, step = dummy_step(num_seqs, num_tokens, decoder.device)
     hidden = decoder.forward(token_ids, step, caches)
-    decoder.compute_logits(hidden[: settings.max_num_seqs])
+    num_sampled = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+    decoder.compute_logits(hidden[:num_sampled])
+    if decoder.mtp is not None:
+        hidden = decoder.draft(token_ids, hidden, step, caches)
+        decoder.compute_draft_logits(hidden[: settings.max_num_seqs])
 
 
 def _prove(decoder: Decoder, caches: KVCaches, config: ModelConfig) -> None:
     """One real step on the scratch block: every operator runs, and the logits are numbers."""
     token_ids, step = dummy_step(2, 3, decoder.device)
-    logits = decoder.compute_logits(decoder.forward(token_ids, step, caches))
-    assert logits.shape == (6, config.vocab_size)
-    if not bool(torch.isfinite(logits).all()):
-        raise CheckpointError("self-check: the logits of the first step are not finite")
+    hidden = decoder.forward(token_ids, step, caches)
+    found = {"logits": decoder.compute_logits(hidden)}
+    if decoder.mtp is not None:
+        states = decoder.draft(token_ids, hidden, step, caches)
+        found["logits of drafts"] = decoder.compute_draft_logits(states)
+    for name, logits in found.items():
+        assert logits.shape == (6, config.vocab_size)
+        if not bool(torch.isfinite(logits).all()):
+            raise CheckpointError(f"self-check: the {name} of the first step are not finite")

@@ -10,9 +10,14 @@ from shared.config import ServiceSettings
 MIB = 1 << 20
 
 
+# A row of a step computes one token more, and the attention of an NPU takes 16 of a row.
+MAX_SPECULATIVE_TOKENS = 15
+
+
 def _no_more_than_tokens(data: dict[str, Any]) -> int:
     # A bad max_num_batched_tokens is not in the data, and is what the error is about.
-    return min(256, int(data.get("max_num_batched_tokens", 256)))
+    num_tokens = int(data.get("max_num_batched_tokens", 256))
+    return max(1, min(256, num_tokens // (1 + int(data.get("num_speculative_tokens", 0)))))
 
 
 class WorkerSettings(ServiceSettings):
@@ -54,11 +59,17 @@ class WorkerSettings(ServiceSettings):
         default=None, ge=2, description="Longest prompt plus output; default: the model's own."
     )
     max_num_batched_tokens: int = Field(default=2048, ge=1, description="Most tokens in a step.")
+    num_speculative_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="Drafts of a sequence in a step, proposed by the checkpoint's MTP layer.",
+    )
     max_num_seqs: int = Field(
         default_factory=_no_more_than_tokens,
         ge=1,
         le=4096,
-        description="Most sequences in a step; default: 256, or the tokens of a step if fewer.",
+        description="Most sequences in a step; default: 256, or what a step holds if fewer.",
     )
     kv_cache_memory_bytes: int | None = Field(
         default=None,
@@ -97,4 +108,15 @@ class WorkerSettings(ServiceSettings):
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
                 f"--max-num-seqs {self.max_num_seqs}"
             )
+        if self.num_speculative_tokens:
+            self._check_drafts()
         return self
+
+    def _check_drafts(self) -> None:
+        drafts = f"--num-speculative-tokens {self.num_speculative_tokens}"
+        if self.worker_mode == "replay":
+            raise ValueError(f"{drafts}: a replay worker has no model that could draft")
+        if self.max_num_batched_tokens <= self.num_speculative_tokens:
+            raise ValueError(
+                f"{drafts}: --max-num-batched-tokens {self.max_num_batched_tokens} must be more"
+            )

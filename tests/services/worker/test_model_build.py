@@ -1,6 +1,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -209,6 +210,57 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
     chosen = settings(oracle.path, gpu_memory_utilization=0.8)
     assert model_build._choose_num_blocks(chosen, config, decoder, 512) == 50
     assert shapes == [(4, 64)]
+
+
+@pytest.fixture(scope="module")
+def drafting(make_checkpoint: Callable[..., Any]) -> Any:
+    return make_checkpoint(seed=4, num_nextn_predict_layers=1)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_greedy_tokens_do_not_depend_on_drafts(drafting: Any, chunk: int, num_drafts: int) -> None:
+    """An untrained layer is seldom right: mostly this is about drafts that are rejected."""
+    plain = [one.outputs for one in run(build(drafting.path, num_kv_blocks=16), PROMPTS, 1000)]
+    executor = build(drafting.path, num_kv_blocks=24, num_speculative_tokens=num_drafts)
+    assert [one.outputs for one in run(executor, PROMPTS, chunk)] == plain
+
+
+def test_capacity_tells_what_drafts_take(drafting: Any) -> None:
+    executor = build(
+        drafting.path, num_kv_blocks=16, num_speculative_tokens=3, max_num_batched_tokens=8
+    )
+    assert executor.capacity.num_speculative_tokens == 3
+    assert (executor.capacity.max_num_seqs, executor.capacity.num_rows) == (2, 4)
+    spec = replace(spec_of(drafting.path), has_mtp=True)
+    assert executor.capacity.block_size_bytes == bytes_per_block(spec)
+
+
+def test_drafts_without_an_mtp_layer_are_refused_by_flag_and_file(oracle: Any) -> None:
+    with pytest.raises(ConfigError, match=r"--num-speculative-tokens 2: .*config.json has no MTP"):
+        build(oracle.path, num_speculative_tokens=2)
+
+
+def test_a_checkpoint_that_lost_its_mtp_layer_is_refused(oracle: Any, tmp_path: Path) -> None:
+    for file in oracle.path.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(
+        json.dumps(oracle.values | {"num_nextn_predict_layers": 1})
+    )
+    with pytest.raises(CheckpointError, match=r"model\.layers\.4\.eh_proj\.weight: is missing"):
+        build(tmp_path, num_speculative_tokens=1)
+
+
+def test_an_mtp_layer_whose_logits_overflow_does_not_get_past_the_self_check(
+    drafting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(hidden), 97), float("inf"))
+
+    monkeypatch.setattr(Decoder, "compute_draft_logits", overflow)
+    with pytest.raises(CheckpointError, match="logits of drafts"):
+        build(drafting.path, num_kv_blocks=16, num_speculative_tokens=1)
 
 
 def test_bfloat16_serves_too(oracle: Any) -> None:

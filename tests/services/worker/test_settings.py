@@ -39,6 +39,29 @@ def test_a_step_must_hold_a_token_of_every_sequence() -> None:
         parse(WorkerSettings, BASE + flags)
 
 
+def test_drafts_are_off_unless_asked_for() -> None:
+    assert parse(WorkerSettings, [*BASE, "--model", "m"]).num_speculative_tokens == 0
+    flags = ["--model", "m", "--num-speculative-tokens", "3"]
+    assert parse(WorkerSettings, BASE + flags).num_speculative_tokens == 3
+
+
+def test_by_default_a_step_holds_the_drafts_of_every_sequence() -> None:
+    flags = ["--model", "m", "--num-speculative-tokens", "3", "--max-num-batched-tokens", "256"]
+    assert parse(WorkerSettings, BASE + flags).max_num_seqs == 64
+
+
+def test_a_step_must_hold_a_token_and_all_drafts_of_one_sequence() -> None:
+    flags = ["--model", "m", "--num-speculative-tokens", "3", "--max-num-batched-tokens", "3"]
+    with pytest.raises(ConfigError, match=r"tokens 3: --max-num-batched-tokens 3 must be more"):
+        parse(WorkerSettings, BASE + flags)
+
+
+def test_a_replay_worker_cannot_draft() -> None:
+    flags = ["--worker-mode", "replay", "--num-speculative-tokens", "1"]
+    with pytest.raises(ConfigError, match=r"--num-speculative-tokens 1: a replay worker"):
+        parse(WorkerSettings, BASE + flags)
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -49,6 +72,8 @@ def test_a_step_must_hold_a_token_of_every_sequence() -> None:
         ("--kv-cache-memory-bytes", "0"),
         ("--gpu-memory-utilization", "1.5"),
         ("--num-kv-blocks", "1"),
+        ("--num-speculative-tokens", "-1"),
+        ("--num-speculative-tokens", "16"),
         ("--npu-generation", "a4"),
         ("--num-threads", "-1"),
         ("--stall-timeout-s", "0"),
