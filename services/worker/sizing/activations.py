@@ -90,6 +90,9 @@ def _attention(deployment: Deployment, num_tokens: int) -> int:
         + config.qk_rope_head_dim
         + config.v_head_dim
     )
+    if deployment.cache.sparse_sfa_c8:
+        # Packed rows want both parts of a query side by side.
+        per_head += 2 * config.qk_rope_head_dim
     latents = 2 * config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
     indexer = (config.index_n_heads + 1) * config.index_head_dim
     per_token = heads * per_head + latents + indexer

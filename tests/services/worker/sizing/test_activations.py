@@ -18,6 +18,7 @@ from services.worker.dummy import dummy_step
 from services.worker.kv_cache import allocate
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
+from services.worker.model.experts import MixtureOfExperts
 from services.worker.sizing.activations import (
     gathered_latent_bytes,
     logits_bytes,
@@ -75,6 +76,9 @@ def measured_peak(deployment: Deployment) -> int:
     ops.register()
     spec = rank_spec(deployment, FIRST)
     decoder = Decoder.build(spec)
+    for layer in decoder.layers:
+        if isinstance(layer.mlp, MixtureOfExperts):
+            layer.mlp.experts.finish_loading()
     caches = allocate(spec, 2)
     token_ids, step = dummy_step(1, TOKENS, torch.device("meta"))
     live = LiveBytes()
@@ -83,17 +87,25 @@ def measured_peak(deployment: Deployment) -> int:
     return live.peak
 
 
+@pytest.mark.parametrize("scheme", ["bf16", "w8a8c8", "w4a8c8"])
 @pytest.mark.parametrize("is_dense", [False, True])
-@pytest.mark.parametrize("topology", ["tp1", "tp8"])
+@pytest.mark.parametrize(("topology", "has_c8"), [("tp1", False), ("tp1", True), ("tp8", True)])
 def test_a_step_takes_what_the_formulas_say(
-    glm: ModelConfig, make_deployment: MakeDeployment, topology: str, is_dense: bool
+    glm: ModelConfig,
+    make_deployment: MakeDeployment,
+    topology: str,
+    scheme: str,
+    is_dense: bool,
+    has_c8: bool,
 ) -> None:
     config = cut_model(glm, is_dense=is_dense)
-    deployment = make_deployment(topology, "bf16", config=config, max_model_len=4096)
+    deployment = make_deployment(
+        topology, scheme, config=config, max_model_len=4096, sfa=has_c8, li=has_c8
+    )
     planned = step_bytes(deployment, TOKENS).peak + topk_bytes(deployment, TOKENS)
     measured = measured_peak(deployment)
-    # Never less; the slack is for what the step does not hold all at once (indices of two layers,
-    # indexer queries beside attention's).
+    # Never less; the slack is for what a step does not hold all at once: indices of two layers,
+    # the indexer's queries beside attention's.
     assert measured <= planned <= 1.25 * measured
 
 

@@ -5,8 +5,10 @@ import time
 import pytest
 import torch
 
+from services.worker import ops
 from services.worker.loading.load import load_model
 from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
 from services.worker.sizing.recipe import SchemeName, describe
@@ -110,6 +112,24 @@ def test_a_plan_counts_what_a_worker_holds_after_loading(
     loaded = weigh(load_model(MODELS / "glm-nano", spec))
     assert weigh_rank(spec) == loaded
     assert loaded.total > 0
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "w8a8c8", "w4a8c8"])
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_a_plan_counts_quantized_weights_as_a_rank_holds_them(
+    nano: ModelConfig, scheme: SchemeName, tp_size: int
+) -> None:
+    ops.register()
+    placement = Placement(tp_size=tp_size)
+    spec = spec_of(nano, placement, scheme, has_mtp=True, device="cpu")
+    decoder = Decoder.build(spec)
+    types = {"I8": torch.int8, "I32": torch.int32, "BF16": torch.bfloat16}
+    for slot in decoder.slots():
+        # Ones, so that scales are scales; zero points must be zero.
+        fill = torch.zeros if slot.name.endswith("offset") else torch.ones
+        slot.store(fill(slot.kept_shape, dtype=types[min(slot.types)]))
+    decoder.finish_loading()
+    assert weigh_rank(spec) == weigh(decoder)
 
 
 def test_a_part_that_no_rank_could_load_is_refused(glm: ModelConfig) -> None:
