@@ -95,6 +95,20 @@ ALWAYS_INLINE void scale_sums(const int32_t *sums, const columns_t *columns, flo
 
 ALWAYS_INLINE int64_t up_to(int64_t left, int64_t limit) { return left < limit ? left : limit; }
 
+/* Round and store the first `columns` of I8_COLUMNS values. */
+ALWAYS_INLINE void store_values(const float *values, int64_t columns, elem_t *y) {
+#if GLM_AVX512 && defined(ELEM_BF16)
+    const __mmask32 mask = columns < I8_COLUMNS ? (1u << columns) - 1u : ~0u;
+    __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(values));
+    _mm512_mask_storeu_epi16(y, mask, (__m512i)rounded);
+#else
+    if (columns == I8_COLUMNS)
+        for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
+    else
+        for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
+#endif
+}
+
 static void store_products(const experts_t *e, const columns_t *scales, int64_t row, int64_t rows,
                            int64_t column, int64_t columns, const int32_t *sums) {
     for (int64_t r = 0; r < rows; r++, sums += I8_COLUMNS) {
@@ -105,11 +119,7 @@ static void store_products(const experts_t *e, const columns_t *scales, int64_t 
         }
         float values[I8_COLUMNS];
         scale_sums(sums, scales, e->row_scale[row + r], values);
-        elem_t *y = (elem_t *)e->y + at;
-        if (columns == I8_COLUMNS)
-            for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
-        else
-            for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
+        store_values(values, columns, (elem_t *)e->y + at);
     }
 }
 
