@@ -81,8 +81,8 @@ class FileCursor:
             os.close(self._descriptor)
         self._descriptor, self._file = -1, None
 
-    def read(self, file: WeightFile, offset: int, target: Bytes) -> None:
-        """Fill `target` from `offset` on.
+    def read(self, file: WeightFile, offset: int, target: Bytes, name: str = "") -> None:
+        """Fill `target` from `offset` on; `name` is the tensor's, for messages.
 
         Raises:
             CheckpointError: The file changed since it was first opened, or cannot be read.
@@ -94,9 +94,11 @@ class FileCursor:
             try:
                 count = os.preadv(self._descriptor, [view[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(f"{file.path}: cannot be read: {error.strerror}") from error
+                where = _where(file, name)
+                raise CheckpointError(f"{where}: cannot be read: {error.strerror}") from error
             if not count:
-                raise CheckpointError(f"{file.path}: is truncated: ends at byte {offset + done}")
+                where = _where(file, name)
+                raise CheckpointError(f"{where}: is truncated: ends at byte {offset + done}")
             done += count
         self.num_bytes_read += done
 
@@ -109,3 +111,7 @@ class FileCursor:
             raise CheckpointError(f"{file.path}: was changed while it was being read")
         if self._is_exact:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+def _where(file: WeightFile, name: str) -> str:
+    return f"{file.path}: {name}" if name else str(file.path)

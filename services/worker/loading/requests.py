@@ -76,7 +76,15 @@ class PieceReader:
         """
         if piece.count > 1 and not self._scratch.size:
             self._scratch = np.empty(BLOCK_BYTES, np.uint8)
-        place = read_piece(self.cursor, request.file, request.base, piece, target, self._scratch)
+        place = read_piece(
+            self.cursor,
+            request.file,
+            request.base,
+            piece,
+            target,
+            self._scratch,
+            request.name,
+        )
         check_values(request, place)
 
     def close(self) -> None:

@@ -120,7 +120,13 @@ def _cut(piece: Piece, block_bytes: int) -> Iterator[Piece]:
 
 
 def read_piece(
-    cursor: FileCursor, file: WeightFile, base: int, piece: Piece, target: Bytes, scratch: Bytes
+    cursor: FileCursor,
+    file: WeightFile,
+    base: int,
+    piece: Piece,
+    target: Bytes,
+    scratch: Bytes,
+    name: str = "",
 ) -> Bytes:
     """Read a piece to its place in `target`; returns that place.
 
@@ -131,13 +137,14 @@ def read_piece(
         piece: What to read.
         target: The part's bytes.
         scratch: At least a block of bytes, for spans with gaps.
+        name: The tensor's, for messages.
     """
     place = target[piece.target : piece.target + piece.num_bytes]
     if piece.count == 1:
-        cursor.read(file, base + piece.offset, place)
+        cursor.read(file, base + piece.offset, place, name)
         return place
     span = scratch[: (piece.count - 1) * piece.stride + piece.run]
-    cursor.read(file, base + piece.offset, span)
+    cursor.read(file, base + piece.offset, span, name)
     shape, strides = (piece.count, piece.run), (piece.stride, 1)
     np.copyto(place.reshape(shape), np.ndarray(shape, np.uint8, span.data, 0, strides))
     return place

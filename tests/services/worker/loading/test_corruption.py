@@ -5,7 +5,9 @@ from those written. (A bit of a weight that flips without leaving its type's num
 seen: the format has no checksums.)
 """
 
+import errno
 import json
+import os
 import shutil
 import struct
 import threading
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from services.worker.loading.load import load_model
+from services.worker.loading.progress import LoadProgress
 from services.worker.loading.strategy import LoadStrategy, ReadMode
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
@@ -217,6 +220,43 @@ def test_a_value_that_is_no_number(
 
 
 NORM = "model.norm.weight"  # 64 float32
+
+
+@pytest.mark.parametrize("mode", [ReadMode.LAZY, ReadMode.PREFETCH])
+def test_a_disk_that_fails_under_a_tensor(
+    folder: Path, spec: ModelSpec, mode: ReadMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = next(file for file in FILES if NORM in header_of(folder / file)[1])
+    start, header = header_of(folder / file)
+    place = start + header[NORM]["data_offsets"][0]
+    inode, read = (folder / file).stat().st_ino, os.preadv
+
+    def failing(descriptor: int, buffers: Any, offset: int) -> int:
+        if offset == place and os.fstat(descriptor).st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder, spec, LoadStrategy(mode=mode, num_threads=2))
+    assert str(caught.value) == f"{folder / file}: {NORM}: cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize("mode", [ReadMode.LAZY, ReadMode.PREFETCH, ReadMode.EAGER])
+def test_a_file_replaced_between_its_header_and_its_weights(
+    folder: Path, spec: ModelSpec, mode: ReadMode
+) -> None:
+    path = folder / FILES[2]
+
+    def replace_file(progress: LoadProgress) -> None:
+        if not progress.num_tensors:
+            shutil.copy(path, folder / "new")
+            (folder / "new").rename(path)
+
+    with pytest.raises(CheckpointError, match=f"{path}: was changed while it was being read"):
+        load_model(folder, spec, LoadStrategy(mode=mode, num_threads=2), replace_file)
+
+
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "type": (lambda one: one.update(dtype="I32"), "has type I32, must be one of BF16, F16, F32"),
     "unknown type": (lambda one: one.update(dtype="F128"), "has type 'F128', must be one of BOOL"),

@@ -91,6 +91,8 @@ def test_a_failing_disk_is_told_with_its_reason(
     monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(CheckpointError, match="/a: cannot be read: Input/output error"):
         cursor.read(file, 0, np.empty(1, np.uint8))
+    with pytest.raises(CheckpointError, match="/a: norm: cannot be read: Input/output error"):
+        cursor.read(file, 0, np.empty(1, np.uint8), "norm")
 
 
 def test_short_reads_are_continued(

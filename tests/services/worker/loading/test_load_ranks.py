@@ -71,9 +71,9 @@ class Touched:
         self.spans: list[tuple[int, int]] = []
         read = FileCursor.read
 
-        def spy(cursor: FileCursor, file: WeightFile, offset: int, target: Any) -> None:
+        def spy(cursor: FileCursor, file: WeightFile, offset: int, target: Any, name: str) -> None:
             self.spans.append((offset, offset + target.nbytes))
-            read(cursor, file, offset, target)
+            read(cursor, file, offset, target, name)
 
         monkeypatch.setattr(FileCursor, "read", spy)
 
