@@ -8,12 +8,13 @@ from torch import Tensor
 
 from services.worker.ops.checks import FLOATS, require
 from services.worker.ops.native import Native
+from services.worker.ops.row_quant import quantize_rows
 from services.worker.ops.scalar_types import to_dtype
 
 _NAME = "npu_dynamic_block_quant"
 _TILE = 128
-# Largest number of each type.
-_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_TARGETS = (torch.int8, torch.float8_e4m3fn)
+_LARGEST_FLOAT8 = 448.0
 
 
 def dynamic_block_quant(
@@ -44,12 +45,14 @@ def dynamic_block_quant(
     """
     target = _check(x, dst_type, (row_block_size, col_block_size))
     _check_modes(min_scale, round_mode, dst_type_max)
-    tiles = x.float().unflatten(-1, (-1, _TILE))
-    scale = tiles.abs().amax(-1) / _LIMITS[target]
+    tiles = x.unflatten(-1, (-1, _TILE))
+    if target is torch.int8:
+        lanes, scale = quantize_rows(tiles)
+        return lanes.flatten(-2), scale
+    scale = tiles.float().abs().amax(-1) / _LARGEST_FLOAT8
     is_usable = scale.isfinite() & (scale > 0)
-    lanes = tiles / torch.where(is_usable, scale, 1.0)[..., None]
-    lanes = torch.where(is_usable[..., None], lanes, 0.0).flatten(-2)
-    return (lanes.round() if target is torch.int8 else lanes).to(target), scale
+    levels = tiles / torch.where(is_usable, scale, 1.0)[..., None]
+    return torch.where(is_usable[..., None], levels, 0.0).flatten(-2).to(target), scale
 
 
 def _native_block_quant(
@@ -85,7 +88,7 @@ def _check(x: Tensor, dst_type: object, tile: tuple[int, int]) -> torch.dtype:
     require(x.dtype in FLOATS, _NAME, "{} must be bfloat16 or float32", x.dtype)
     require(tile == (1, _TILE), _NAME, "tiles of {} must be 1 by 128", tile)
     target = to_dtype(dst_type)
-    require(target in _LIMITS, _NAME, "dst_type {} must be int8 or float8_e4m3fn", dst_type)
+    require(target in _TARGETS, _NAME, "dst_type {} must be int8 or float8_e4m3fn", dst_type)
     assert target is not None
     return target
 

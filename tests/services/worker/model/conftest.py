@@ -9,6 +9,7 @@ from torch import Tensor
 
 from services.worker import kv_cache
 from services.worker.loading.load import load_model
+from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.metadata import StepMetadata
@@ -16,6 +17,8 @@ from services.worker.model.rope import RotaryTables
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
+
+PLAIN = CacheFormat()
 
 
 class Driver:
@@ -102,10 +105,13 @@ def make_driver() -> Callable[..., Driver]:
         num_sequences: int = 1,
         max_len: int = 512,
         has_mtp: bool = False,
+        cache: CacheFormat = PLAIN,
     ) -> Driver:
         config = ModelConfig.from_dir(checkpoint.path)
         device = torch.device("cpu")
-        spec = ModelSpec(config=config, dtype=dtype, device=device, has_mtp=has_mtp)
+        spec = ModelSpec(
+            config=config, dtype=dtype, device=device, has_mtp=has_mtp, cache=cache
+        )  # fmt: skip
         return Driver(load_model(checkpoint.path, spec), num_sequences, max_len)
 
     return make
