@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.ops import nz
+from services.worker.ops import nz, registry
 
 COUNTS = [3, 0, 1, 61, 9]  # an empty group, one row, more rows than share a strip
 IN_GROUPS = 74
@@ -120,6 +120,51 @@ def test_a_fused_row_does_not_depend_on_the_rows_beside_it(
         )
         assert torch.equal(rows[0], together[0][row])
         assert scales[0] == together[1][row]
+
+
+def test_garbage_past_the_last_group_reaches_no_row(
+    kernels: Any, generator: torch.Generator
+) -> None:
+    """A device leaves there whatever lay in memory, and the next product must not read it."""
+    x, weight = random_int8(generator, ROWS, 64), random_int8(generator, 5, 64, 128)
+    second, scale = random_int8(generator, 5, 64, 32), random_scales(generator, 5, 128)
+    row_scale, counts = random_scales(generator, ROWS), torch.tensor(COUNTS)
+
+    def run(garbage: int, number: float) -> tuple[torch.Tensor, ...]:
+        x[IN_GROUPS:], row_scale[IN_GROUPS:] = garbage, number
+        rows, scales = kernels[FUSED_V2](
+            x, [nz.pack(weight)], [scale], row_scale, counts, group_list_type=1
+        )
+        found = rows[:IN_GROUPS].clone(), scales[:IN_GROUPS].clone()
+        rows[IN_GROUPS:], scales[IN_GROUPS:] = garbage, number
+        products = kernels["npu_grouped_matmul"](
+            [rows], [second], scale=[scale[:, :32].contiguous()], per_token_scale=[scales],
+            group_list=counts, group_list_type=1, split_item=2, group_type=0,
+            output_dtype=torch.bfloat16,
+        )[0]  # fmt: skip
+        return *found, products[:IN_GROUPS]
+
+    for ours, theirs in zip(run(0, 1.0), run(-128, float("nan")), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_threads_do_not_change_the_fused_product(
+    compiled: dict[str, Any], generator: torch.Generator
+) -> None:
+    native = next(iter(compiled.values()))
+    kernels: Any = registry.cpu_kernels(native)
+    x, weight = random_int8(generator, 400, 256), nz.pack(random_int8(generator, 5, 256, 192))
+    scale, row_scale = random_scales(generator, 5, 192), random_scales(generator, 400)
+    counts = torch.tensor([100, 0, 50, 249, 1])
+    results = []
+    for threads in (1, 3):
+        native.set_num_threads(threads)
+        results.append(
+            kernels[FUSED_V2](x, [weight], [scale], row_scale, counts, group_list_type=1)
+        )
+    native.set_num_threads(1)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 @pytest.mark.parametrize("is_left", [True, False])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.ops import nz
+from services.worker.ops import nz, registry
 
 COUNTS = [3, 0, 1, 61, 9]  # an empty group, one row, more rows than share a strip
 ROWS = 80  # 6 more than are in groups
@@ -194,8 +194,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 def test_threads_do_not_change_a_result(
     compiled: dict[str, Any], generator: torch.Generator
 ) -> None:
-    from services.worker.ops import registry
-
     native = next(iter(compiled.values()))
     x, weight = random_int8(generator, 300, 256), nz.pack(random_int8(generator, 5, 256, 200))
     scale, row_scale = random_scales(generator, 5, 200), random_scales(generator, 300)
