@@ -86,23 +86,31 @@ typedef struct {
     int32_t addend[I8_COLUMNS];
 } finish_t;
 
-static float number_at(const void *numbers, int64_t at, int is_bf16) {
-    if (!is_bf16) return ((const float *)numbers)[at];
-    const uint32_t bits = ((const uint16_t *)numbers)[at];
-    union { uint32_t bits; float value; } number = {.bits = bits << 16};
-    return number.value;
+/* `count` numbers in float32. */
+static void load_numbers(const void *numbers, int64_t first, int64_t count, int is_bf16,
+                         float *out) {
+    if (!is_bf16) {
+        memcpy(out, (const float *)numbers + first, (size_t)count * sizeof(float));
+        return;
+    }
+    const uint16_t *halves = (const uint16_t *)numbers + first;
+    for (int64_t c = 0; c < count; c++) {
+        union { uint32_t bits; float value; } number = {.bits = (uint32_t)halves[c] << 16};
+        out[c] = number.value;
+    }
 }
 
 static void load_finish(const quant_t *p, int64_t column, int64_t columns, finish_t *f) {
-    for (int64_t c = 0; c < columns; c++) {
-        f->addend[c] = p->flags & Q_INT32_BIAS ? ((const int32_t *)p->bias)[column + c] : 0;
-        f->factor[c] =
-            number_at(p->scale, p->flags & Q_ONE_SCALE ? 0 : column + c, p->flags & Q_BF16_SCALE);
-        /* Adding -0 changes no number, not even its sign. */
-        f->shift[c] = p->flags & (Q_F32_BIAS | Q_BF16_BIAS)
-                          ? number_at(p->bias, column + c, p->flags & Q_BF16_BIAS)
-                          : -0.0f;
+    if (p->flags & Q_ONE_SCALE) {
+        load_numbers(p->scale, 0, 1, p->flags & Q_BF16_SCALE, f->factor);
+        for (int c = 1; c < I8_COLUMNS; c++) f->factor[c] = f->factor[0];
+    } else {
+        load_numbers(p->scale, column, columns, p->flags & Q_BF16_SCALE, f->factor);
     }
+    if (p->flags & Q_INT32_BIAS)
+        memcpy(f->addend, (const int32_t *)p->bias + column, (size_t)columns * sizeof(int32_t));
+    if (p->flags & (Q_F32_BIAS | Q_BF16_BIAS))
+        load_numbers(p->bias, column, columns, p->flags & Q_BF16_BIAS, f->shift);
 }
 
 ALWAYS_INLINE int32_t added(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
@@ -119,7 +127,11 @@ static void store_row(const quant_t *p, const finish_t *f, int64_t row, int64_t 
     for (int c = 0; c < I8_COLUMNS; c++)
         values[c] =
             from_float((float)added(sums[c], f->addend[c]) * f->factor[c] * scale + f->shift[c]);
-    memcpy((elem_t *)p->y + at, values, (size_t)columns * sizeof(elem_t));
+    elem_t *y = (elem_t *)p->y + at;
+    if (columns == I8_COLUMNS)
+        memcpy(y, values, sizeof values);
+    else
+        memcpy(y, values, (size_t)columns * sizeof(elem_t));
 }
 
 /* Items are (strip, chunk of rows): neighbours share a strip. */
@@ -127,6 +139,8 @@ static void multiply_quant(const void *context, int64_t first, int64_t last) {
     const quant_t *p = context;
     int32_t sums[I8_CHUNK * I8_COLUMNS];
     finish_t finish = {.addend = {0}};
+    /* Adding -0 changes no number, not even its sign. */
+    for (int c = 0; c < I8_COLUMNS; c++) finish.shift[c] = -0.0f;
     for (int64_t item = first; item < last; item++) {
         const int64_t column = item / p->chunks * I8_COLUMNS, row = item % p->chunks * I8_CHUNK;
         const int64_t rows = p->tokens - row < I8_CHUNK ? p->tokens - row : I8_CHUNK;

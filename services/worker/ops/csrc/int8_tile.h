@@ -101,38 +101,51 @@ static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
     (bits == 8 ? eight : four)[rows](x, stride, w, step, columns, inner, sums);
 }
 #else
-enum { I8_HALF = 16, I8_STEPS = 16 };
+enum { I8_STEPS = 16, I8_LIMIT = 4 * I8_STEPS };
 
-/* At most 4 * I8_STEPS values of a row by I8_HALF columns in float32, which every compiler
- * multiplies well: sums of 64 products below 256 * 128 are whole numbers below 2^24, hence exact. */
-static void i8_block(int64_t rows, I8_ARGUMENTS, int bits) {
-    float planes[I8_STEPS * 4][I8_HALF] = {{0}};
-    for (int64_t k = 0; k < inner; k++) {
-        const uint8_t *bytes = w + k / 4 * step + k % 4;
-        if (bits == 8)
-            for (int64_t c = 0; c < columns; c++) planes[k][c] = bytes[4 * c];
-        else
-            for (int64_t c = 0; c < columns; c++)
-                planes[k][c] = (float)((bytes[c / 2 * 4] ^ 8) >> c % 2 * 4 & 15);
-    }
-    for (int64_t row = 0; row < rows; row++) {
-        float total[I8_HALF] = {0};
-        for (int64_t k = 0; k < inner; k++) {
-            const float factor = x[row * stride + k];
-            for (int c = 0; c < I8_HALF; c++) total[c] += factor * planes[k][c];
+/* 4 weights of every column as float32, one plane of columns after the other; int4: the even columns
+ * of a plane first. */
+static void i8_unpack(const uint8_t *w, int64_t columns, int bits, float *planes) {
+    uint32_t quads[I8_COLUMNS] = {0};
+    memcpy(quads, w, (size_t)(columns * bits / 2));
+    for (int i = 0; i < 32; i += 8, planes += I8_COLUMNS)
+        if (bits == 8) {
+            for (int c = 0; c < I8_COLUMNS; c++) planes[c] = (float)(int32_t)(quads[c] >> i & 255);
+        } else {
+            float *odd = planes + I8_COLUMNS / 2;
+            for (int c = 0; c < I8_COLUMNS / 2; c++) {
+                planes[c] = (float)(int32_t)((quads[c] >> i & 15) ^ 8);
+                odd[c] = (float)(int32_t)(quads[c] >> (i + 4) & 15);
+            }
         }
-        uint32_t *y = (uint32_t *)sums + row * I8_COLUMNS;
-        for (int64_t c = 0; c < columns; c++) y[c] += (uint32_t)(int32_t)total[c];
-    }
 }
 
+/* At most I8_LIMIT values of a row in float32, which every compiler multiplies well: their sums of
+ * products below 256 * 128 are whole numbers below 2^24, hence exact. */
 static void i8_plain(int64_t rows, I8_ARGUMENTS, int bits) {
-    const int64_t most = 4 * I8_STEPS;
-    for (; inner > 0; inner -= most, x += most, w += I8_STEPS * step)
-        i8_block(rows, x, stride, w, step, columns, inner < most ? inner : most, sums, bits);
+    float planes[I8_LIMIT * I8_COLUMNS], values[I8_LIMIT];
+    for (; inner > 0; inner -= I8_LIMIT, x += I8_LIMIT, w += I8_STEPS * step) {
+        const int64_t count = inner < I8_LIMIT ? inner : I8_LIMIT;
+        for (int64_t k = 0; k < count; k += 4)
+            i8_unpack(w + k / 4 * step, columns, bits, planes + k * I8_COLUMNS);
+        for (int64_t row = 0; row < rows; row++) {
+            float total[I8_COLUMNS] = {0};
+            for (int64_t k = 0; k < count; k++) values[k] = x[row * stride + k];
+            for (int64_t k = 0; k < count; k++)
+                for (int c = 0; c < I8_COLUMNS; c++)
+                    total[c] += values[k] * planes[k * I8_COLUMNS + c];
+            uint32_t *y = (uint32_t *)sums + row * I8_COLUMNS;
+            for (int64_t c = 0; c < columns; c++) {
+                const int64_t lane = bits == 8 ? c : c / 2 + c % 2 * (I8_COLUMNS / 2);
+                y[c] += (uint32_t)(int32_t)total[lane];
+            }
+        }
+    }
 }
 
 #ifdef __AVX2__
+enum { I8_HALF = I8_COLUMNS / 2 };
+
 /* 4 weights of 4 columns and 4 values of a row as 16-bit numbers give 2 sums of each column. */
 #define I8_OPEN(r) \
     __m256i a##r = _mm256_setzero_si256(), b##r = _mm256_setzero_si256(); \
@@ -208,19 +221,16 @@ static void i8_wide(int64_t rows, const int8_t *x, int64_t stride, const uint8_t
     if (row < rows)
         i8_wide_1(x + row * stride, stride, w, step, inner, sums + row * I8_COLUMNS, bits);
 }
-#endif
 
 static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
-    const int64_t bytes = 4 * I8_HALF * bits / 8;
-    for (; columns > 0; columns -= I8_HALF, sums += I8_HALF, w += bytes) {
-#ifdef __AVX2__
-        if (columns >= I8_HALF) {
-            i8_wide(rows, x, stride, w, step, inner, sums, bits);
-            continue;
-        }
-#endif
-        i8_plain(rows, x, stride, w, step, columns < I8_HALF ? columns : I8_HALF, inner, sums, bits);
-    }
+    for (; columns >= I8_HALF; columns -= I8_HALF, sums += I8_HALF, w += I8_HALF * bits / 2)
+        i8_wide(rows, x, stride, w, step, inner, sums, bits);
+    if (columns > 0) i8_plain(rows, x, stride, w, step, columns, inner, sums, bits);
 }
+#else
+static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
+    i8_plain(rows, x, stride, w, step, columns, inner, sums, bits);
+}
+#endif
 #endif
 #endif
