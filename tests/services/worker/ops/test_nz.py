@@ -1,5 +1,6 @@
 """Packed weights: what went in comes out, and nothing takes them for plain ones by accident."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -87,3 +88,16 @@ def test_other_types_and_shapes_are_refused() -> None:
     for shape in [(4,), (0, 4)]:
         with pytest.raises(ValueError, match=r"must be \[\.\.\., K, N\]"):
             nz.pack(torch.zeros(shape, dtype=torch.int8))
+
+
+def test_nothing_can_be_written_into_a_packed_weight() -> None:
+    weight = random_weight((16, 8), torch.int8)
+    packed = nz.pack(weight)
+    for write in (lambda: packed.copy_(weight), packed.zero_, lambda: packed[:4].fill_(1)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            write()
+
+
+def test_a_deep_copy_is_whole() -> None:
+    weight = random_weight((16, 8), torch.int8)
+    assert torch.equal(nz.unpack(copy.deepcopy(nz.pack(weight))), weight)
