@@ -11,18 +11,15 @@ FLOATS = sorted(name for name, stored in STORED_TYPES.items() if stored.is_float
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    wide = tensor if tensor.is_complex() else tensor.double()
-    return bool(torch.isfinite(wide).all())
-
-
 @pytest.mark.parametrize("name", ["BF16", "F16", "F8_E4M3", "F8_E5M2", "F8_E8M0"])
 def test_every_bit_pattern_is_judged_as_torch_judges_it(name: str) -> None:
     stored = STORED_TYPES[name]
-    patterns = torch.arange(1 << (8 * stored.num_bytes), dtype=torch.int32)
-    for value in patterns.to(WORDS[stored.num_bytes])[:, None]:
-        fault = find_fault(value.view(torch.uint8).numpy(), name)
-        assert (fault is None) == is_finite(value.view(stored.dtype)), hex(int(value))
+    size = stored.num_bytes
+    patterns = torch.arange(1 << (8 * size), dtype=torch.int32).to(WORDS[size])
+    expected = torch.isfinite(patterns.view(stored.dtype).double()).tolist()
+    data = patterns.view(torch.uint8).numpy()
+    judged = [find_fault(data[at : at + size], name) is None for at in range(0, data.size, size)]
+    assert judged == expected
 
 
 @pytest.mark.parametrize("name", ["F32", "F64", "C64"])
