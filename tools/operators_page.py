@@ -116,7 +116,7 @@ def _kernels(name: str) -> str:
 
 
 def _symbol(function: Callable[..., object]) -> str:
-    found = re.search(r'native\.call\(\s*"(\w+)"', inspect.getsource(function))
+    found = re.search(r'native\.(?:call|function)\(\s*"(\w+)"', inspect.getsource(function))
     assert found is not None, function
     return found.group(1)
 
@@ -125,7 +125,9 @@ def _numeric_tests(name: str) -> list[str]:
     return [
         f"`{path.name}`"
         for path in sorted(TESTS.glob("test_*.py"))
-        if path.name not in _GENERAL and f'"{name}"' in path.read_text()
+        if path.name not in _GENERAL
+        and not path.name.startswith("test_meta_")
+        and f'"{name}"' in path.read_text()
     ]
 
 

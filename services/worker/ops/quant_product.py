@@ -22,7 +22,6 @@ from services.worker.ops.native import Native, failure
 from services.worker.ops.scalar_types import to_dtype
 
 _NAME = "npu_quant_matmul"
-_KERNEL = "quant_matmul"
 _KNOWN = "known_product"
 _MAX_INNER = 65535
 
@@ -121,7 +120,7 @@ def _native_quant_matmul(
     count = x1.shape[0]
     inner, outer = product.shape
     result = product.like.new_empty(count, outer)
-    run = native.function(_KERNEL, product.kernel_type)
+    run = native.function("quant_matmul", product.kernel_type)
     assert run is not None
     scales = scale.data_ptr()
     status = run(
@@ -132,7 +131,7 @@ def _native_quant_matmul(
         scales if bias is None else bias.data_ptr(), result.data_ptr(),
     )  # fmt: skip
     if status:
-        raise failure(_KERNEL, status)
+        raise failure("quant_matmul", status)
     return result
 
 
