@@ -47,7 +47,8 @@ def _print(plan: Plan, advice: Advice, *, is_json: bool) -> None:
     if is_json:
         sys.stdout.write(json.dumps(as_json(plan, advice), indent=2) + "\n")
         return
-    show(plan, advice, Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH))
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    show(plan, advice, Console(width=width, highlight=False))
 
 
 if __name__ == "__main__":

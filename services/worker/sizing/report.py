@@ -45,9 +45,9 @@ def show(plan: Plan, advice: Advice, console: Console) -> None:
         console.print(heading)
         for suggestion in suggestions:
             changed = " + ".join(suggestion.texts)
-            console.print(f"  {escape(changed)}: {escape(suggestion.effect)}", highlight=False)
+            console.print(f"  {escape(changed)}: {escape(suggestion.effect)}")
     note = f"{scale.unit}; {_ESTIMATE} marks estimates, docs/sizing.md tells their sources"
-    console.print(f"[dim]{note}[/dim]", highlight=False)
+    console.print(f"[dim]{note}[/dim]")
 
 
 def verdict_text(plan: Plan) -> str:
