@@ -12,6 +12,10 @@ from torch import Tensor
 from services.worker.kv_cache import LayerCache
 from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
+from shared.errors import ConfigError
+
+# Of npu_quant_lightning_indexer; the operator on plain keys goes further.
+_MAX_TOPK = 2048
 
 
 class KeyCache(Protocol):
@@ -29,9 +33,19 @@ class KeyCache(Protocol):
 
 
 def make_key_cache(spec: ModelSpec, layer: int) -> KeyCache:
-    """The form that the spec and the checkpoint ask for in one layer."""
-    is_c8 = spec.cache.has_c8_keys(layer, spec.quantization.types)
-    return (QuantizedKeyCache if is_c8 else PlainKeyCache)(spec)
+    """The form that the spec and the checkpoint ask for in one layer.
+
+    Raises:
+        ConfigError: More positions are selected than the operator on 8-bit keys can.
+    """
+    if not spec.cache.has_c8_keys(layer, spec.quantization.types):
+        return PlainKeyCache(spec)
+    if spec.config.index_topk > _MAX_TOPK:
+        raise ConfigError(
+            f"config.json: index_topk={spec.config.index_topk}: at most {_MAX_TOPK} with "
+            "--enable-sparse-li-c8"
+        )
+    return QuantizedKeyCache(spec)
 
 
 class PlainKeyCache:

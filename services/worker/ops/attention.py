@@ -76,9 +76,8 @@ def sparse_flash_attention(
     """
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
     require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
-    require_modes(
-        _ATTENTION, layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size
-    )
+    modes = (layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size)
+    require_modes(_ATTENTION, *modes)
     _check_unused(unused)
     output = torch.zeros(query.shape, dtype=query.dtype)
     tiles = row_tiles(
@@ -144,9 +143,8 @@ def _native_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _check_attention(query, key, query_rope, key_rope, sparse_indices)
     require_step(_ATTENTION, actual_seq_lengths_query, actual_seq_lengths_kv, block_table)
-    require_modes(
-        _ATTENTION, layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size
-    )
+    modes = (layout_query, layout_kv, sparse_mode, attention_mode, sparse_block_size)
+    require_modes(_ATTENTION, *modes)
     _check_unused(unused)
     tokens, heads, _ = query.shape
     output = query.new_empty(tokens, heads, _LATENT)

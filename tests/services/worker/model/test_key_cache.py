@@ -17,6 +17,7 @@ from services.worker.model.key_cache import (
 )
 from services.worker.model.spec import ModelSpec
 from services.worker.quant.scheme import QuantDescription
+from shared.errors import ConfigError
 
 LI = CacheFormat(sparse_li_c8=True)
 TOKENS = 120
@@ -43,6 +44,13 @@ def test_spec_and_description_choose_the_form(spec: ModelSpec) -> None:
     some = replace(spec, cache=LI, quantization=listed)
     assert isinstance(make_key_cache(some, 0), PlainKeyCache)
     assert isinstance(make_key_cache(some, 2), QuantizedKeyCache)
+
+
+def test_more_positions_than_the_operator_selects_are_refused_at_start(spec: ModelSpec) -> None:
+    wide = replace(spec, config=replace(spec.config, index_topk=3072))
+    assert isinstance(make_key_cache(wide, 0), PlainKeyCache)
+    with pytest.raises(ConfigError, match=r"index_topk=3072: at most 2048 with --enable-sparse-li"):
+        make_key_cache(replace(wide, cache=LI), 0)
 
 
 def rows_of(
