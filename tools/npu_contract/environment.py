@@ -15,7 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".npu-contract"
 LOCK = ROOT / "requirements.lock"
 EXTRA = Path(__file__).parent / "requirements.txt"
-PACKAGES = ("torch", "numpy", "PyYAML", "safetensors", "pytest", "pytest-asyncio", "pytest-timeout")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "PyYAML",
+    "safetensors",
+    "pydantic-settings",
+    "rich",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+)
 
 
 @dataclass(frozen=True, slots=True)
