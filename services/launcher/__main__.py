@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 EXIT_USAGE: Final = 2
 
 # Commands that are parts of a service's package.
-TOOLS: Final = {"plan": "worker.sizing"}
+TOOLS: Final = {"plan": "worker.sizing", "quantize": "worker.quant"}
 
 USAGE: Final = """\
 usage: glm-mesh COMMAND [options]
@@ -29,6 +29,7 @@ usage: glm-mesh COMMAND [options]
   scheduler     run this service alone
   worker        run this service alone
   plan          size a deployment without weights or devices: what its memory goes to, what fits
+  quantize      turn a float checkpoint into a quantized one
   version       print the version
 
 `glm-mesh COMMAND --help` lists the options of a command.

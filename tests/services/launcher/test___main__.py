@@ -11,7 +11,8 @@ from services.launcher.__main__ import main
 def test_help_lists_the_commands(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 0
     out = capsys.readouterr().out
-    for command in ("up", "frontend", "detokenizer", "scheduler", "worker", "plan", "version"):
+    services = ("frontend", "detokenizer", "scheduler", "worker")
+    for command in ("up", *services, "plan", "quantize", "version"):
         assert f"\n  {command} " in out
 
 
@@ -46,11 +47,16 @@ def test_a_services_name_replaces_this_process_by_it(monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_a_tool_is_the_module_inside_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tool", "module"), [("plan", "services.worker.sizing"), ("quantize", "services.worker.quant")]
+)
+def test_a_tool_is_the_module_inside_a_service(
+    monkeypatch: pytest.MonkeyPatch, tool: str, module: str
+) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, argv: seen.append(argv))
-    main(["plan", "--json"])
-    assert seen == [[sys.executable, "-P", "-m", "services.worker.sizing", "--json"]]
+    main([tool, "--json"])
+    assert seen == [[sys.executable, "-P", "-m", module, "--json"]]
 
 
 def test_the_launcher_imports_no_service_and_nothing_heavy() -> None:
