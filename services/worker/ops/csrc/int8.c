@@ -115,6 +115,15 @@ static void load_finish(const quant_t *p, int64_t column, int64_t columns, finis
 
 ALWAYS_INLINE int32_t added(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
 
+ALWAYS_INLINE void narrow(const float values[I8_COLUMNS], elem_t *y) {
+#if GLM_AVX512 && defined(ELEM_BF16)
+    __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
+    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+#else
+    for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
+#endif
+}
+
 static void store_row(const quant_t *p, const finish_t *f, int64_t row, int64_t column,
                       int64_t columns, const int32_t *sums) {
     const int64_t at = row * p->matrix.outer + column;
@@ -123,15 +132,14 @@ static void store_row(const quant_t *p, const finish_t *f, int64_t row, int64_t 
         return;
     }
     const float scale = p->flags & Q_ROW_SCALES ? p->row_scales[row] : 1.0f;
-    elem_t values[I8_COLUMNS];
+    float values[I8_COLUMNS];
     for (int c = 0; c < I8_COLUMNS; c++)
-        values[c] =
-            from_float((float)added(sums[c], f->addend[c]) * f->factor[c] * scale + f->shift[c]);
+        values[c] = (float)added(sums[c], f->addend[c]) * f->factor[c] * scale + f->shift[c];
     elem_t *y = (elem_t *)p->y + at;
     if (columns == I8_COLUMNS)
-        memcpy(y, values, sizeof values);
+        narrow(values, y);
     else
-        memcpy(y, values, (size_t)columns * sizeof(elem_t));
+        for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
 }
 
 /* Items are (strip, chunk of rows): neighbours share a strip. */
