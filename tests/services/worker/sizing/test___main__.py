@@ -34,7 +34,7 @@ def test_one_says_that_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
         (["--topology", "tp3"], "cannot be cut over tp_size=3"),
         (["--topology", "tp8", "--tensor-parallel-size", "8"], "give one of them"),
         (["--no-such-flag"], "unknown option --no-such-flag"),
-        (["--topology", "tp32", "--scheme", "w4a8"], "not whole sixteenths"),
+        (["--topology", "tp32", "--scheme", "w4a8c8"], "not whole sixteenths"),
     ],
 )
 def test_two_says_that_the_question_is_wrong(

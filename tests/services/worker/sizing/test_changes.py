@@ -74,7 +74,7 @@ def test_only_lighter_weights_are_proposed(make_deployment: MakeDeployment) -> N
         "w4a8c8 weights in place of bf16",
     ]
     assert len(texts(changes.weights(make_deployment("tp8", "w8a8")))) == 1
-    assert texts(changes.weights(make_deployment("tp8", "w4a8"))) == []
+    assert texts(changes.weights(make_deployment("tp8", "w4a8c8"))) == []
 
 
 def test_more_devices_are_counted_in_nodes(make_deployment: MakeDeployment) -> None:

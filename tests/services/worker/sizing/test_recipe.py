@@ -1,5 +1,6 @@
 import pytest
 
+from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.quant.scheme import Scheme
 from services.worker.sizing.recipe import SchemeName, describe
@@ -12,7 +13,6 @@ MLP = ("gate_proj", "up_proj", "down_proj")
     [
         ("w8a8", Scheme.W8A8, Scheme.W8A8_DYNAMIC),
         ("w8a8c8", Scheme.W8A8, Scheme.W8A8_DYNAMIC),
-        ("w4a8", Scheme.W8A8_DYNAMIC, Scheme.W4A8_DYNAMIC),
         ("w4a8c8", Scheme.W8A8_DYNAMIC, Scheme.W4A8_DYNAMIC),
     ],
 )
@@ -49,3 +49,9 @@ def test_the_mtp_layer_stays_float_and_has_a_head_of_its_own(glm: ModelConfig) -
 
 def test_bfloat16_is_no_quantization(glm: ModelConfig) -> None:
     assert not describe(glm, "bf16").is_quantized
+
+
+def test_eight_bit_keys_are_for_all_layers_that_have_any(glm: ModelConfig) -> None:
+    cache = CacheFormat(sparse_li_c8=True)
+    types = describe(glm, "w8a8c8").types
+    assert all(cache.has_c8_keys(layer, types) for layer in (0, 42, 74, 78))

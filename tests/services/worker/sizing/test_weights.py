@@ -54,13 +54,13 @@ def test_the_mtp_layer_has_the_published_size(glm: ModelConfig) -> None:
     assert weigh_rank(spec_of(glm))[WeightClass.MTP] == 0
 
 
-@pytest.mark.parametrize(("scheme", "gb"), [("bf16", 90.6), ("w8a8", 45.3), ("w4a8", 22.6)])
+@pytest.mark.parametrize(("scheme", "gb"), [("bf16", 90.6), ("w8a8", 45.3), ("w4a8c8", 22.6)])
 def test_experts_of_one_die_of_sixteen(glm: ModelConfig, scheme: SchemeName, gb: float) -> None:
     placement = Placement(tp_size=8, ep_size=16)
     experts = weigh_rank(spec_of(glm, placement, scheme))[WeightClass.EXPERTS]
     # The documented sizes are of the matrices alone. Scales: an int64 and a float32 for each of
     # 10,240 outputs of an int4 expert, a float32 in int8.
-    per_output = {"bf16": 0, "w8a8": 4, "w4a8": 12}[scheme]
+    per_output = {"bf16": 0, "w8a8": 4, "w4a8c8": 12}[scheme]
     scales = 75 * 16 * (2 * 2048 + 6144) * per_output
     assert (experts - scales) / 1e9 == pytest.approx(gb, abs=0.06)
 
@@ -134,7 +134,7 @@ def test_a_plan_counts_quantized_weights_as_a_rank_holds_them(
 
 def test_a_part_that_no_rank_could_load_is_refused(glm: ModelConfig) -> None:
     with pytest.raises(CheckpointError, match="not whole sixteenths"):
-        weigh_rank(spec_of(glm, Placement(tp_size=32), "w4a8"))
+        weigh_rank(spec_of(glm, Placement(tp_size=32), "w4a8c8"))
     with pytest.raises(ConfigError, match="num_attention_heads=64 cannot be cut over tp_size=3"):
         weigh_rank(spec_of(glm, Placement(tp_size=3)))
 
