@@ -226,6 +226,33 @@ def test_greedy_tokens_do_not_depend_on_drafts(drafting: Any, chunk: int, num_dr
     assert [one.outputs for one in run(executor, PROMPTS, chunk)] == plain
 
 
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_drafts_are_those_of_a_fresh_computation(drafting: Any, chunk: int) -> None:
+    """So the MTP layer's caches have no gaps, whatever was rejected or cut before."""
+
+    def drafts_of(executor: ModelExecutor[KVCaches], one: Live) -> list[int]:
+        table = executor._table
+        known = int(table.num_tokens[one.row])
+        return table.tokens[one.row, known : known + int(table.num_drafts[one.row])].tolist()
+
+    executor = build(drafting.path, num_kv_blocks=24, num_speculative_tokens=3)
+    scheduler = MiniScheduler(executor, chunk=chunk)
+    for prompt in PROMPTS:
+        scheduler.add(prompt, temperature=0.0, max_tokens=60)
+    for _ in range(30):
+        scheduler.run_step()
+    fresh = MiniScheduler(build(drafting.path, num_kv_blocks=24, num_speculative_tokens=3))
+    for one in scheduler.live:
+        assert len(one.outputs) > 2
+        again = fresh.add(one.prompt, outputs=one.outputs[:-1], temperature=0.0, max_tokens=60)
+        fresh.run_step()
+        assert again.outputs == one.outputs
+        assert len(drafts_of(executor, one)) == 3
+        assert drafts_of(fresh.executor, again) == drafts_of(executor, one)
+        fresh.preempt(again)
+        fresh.live.clear()
+
+
 def test_capacity_tells_what_drafts_take(drafting: Any) -> None:
     executor = build(
         drafting.path, num_kv_blocks=16, num_speculative_tokens=3, max_num_batched_tokens=8
