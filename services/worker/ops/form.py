@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch import Tensor
 from services.worker.ops.nz import is_nz
 
 Sizes = Mapping[str, int]
+
+_BLOCKED_TYPES = frozenset({torch.int8, torch.int32})
+"""Types of weights that are kept in blocks: int8, and int4 as eight in an int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,16 @@ INT64 = Kind("int64", (torch.int64,))
 INDEX = Kind("int32 or int64", (torch.int32, torch.int64))
 
 
+class Blocked(Enum):
+    """What a kernel makes of a weight in the blocked layout (NZ)."""
+
+    REFUSED = "refused"
+    """It would take the blocks for rows."""
+    ALLOWED = "allowed"
+    REQUIRED = "required"
+    """It takes any memory for blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What one tensor argument must look like."""
@@ -43,7 +57,8 @@ class Form:
     """Sizes by letter or number, ``...`` first for any leading sizes."""
     kind: Kind = FLOAT
     is_flat: bool = False
-    """Whether the kernel reads flat memory only."""
+    """Whether the kernel reads flat memory only; blocked memory is flat by nature."""
+    blocked: Blocked = Blocked.REFUSED
 
     def find_violation(self, value: object, sizes: dict[str, int], types: set[torch.dtype]) -> str:
         """What is wrong with `value`; empty when nothing is.
@@ -64,9 +79,16 @@ class Form:
                 return f"{value.dtype} differs from another argument's type"
         if not self._fits(tuple(value.shape), sizes):
             return f"{tuple(value.shape)} must be [{self.shape}] with {sizes}"
-        if self.is_flat and not (value.is_contiguous() or _is_packed(value)):
-            return f"{tuple(value.shape)} is not contiguous"
-        return ""
+        return self._layout_violation(value)
+
+    def _layout_violation(self, value: Tensor) -> str:
+        is_blocked = value.dtype in _BLOCKED_TYPES and value.dim() > 1 and is_nz(value)
+        if is_blocked and self.blocked is Blocked.REFUSED:
+            return "is in the blocked layout (NZ), which would be read as plain rows"
+        if not is_blocked and self.blocked is Blocked.REQUIRED:
+            return "must be in the blocked layout (NZ)"
+        is_flat = is_blocked or value.is_contiguous()
+        return f"{tuple(value.shape)} is not contiguous" if self.is_flat and not is_flat else ""
 
     def _fits(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
         letters = self.shape.split()
@@ -80,8 +102,3 @@ class Form:
             if expected != size:
                 return False
         return True
-
-
-def _is_packed(value: Tensor) -> bool:
-    """Whether a weight is opaque memory, which is whole by nature."""
-    return value.dim() > 1 and is_nz(value)

@@ -33,16 +33,6 @@ def _swiglu_quant(
     return rows, scales, _empty((), torch.float32)
 
 
-def _swiglu_quant_v2(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    weight_scale: Sequence[Tensor],
-    *rest: object,
-    **unused: object,
-) -> tuple[Tensor, Tensor]:
-    return _rows(x, weight_scale[0].shape[-1])
-
-
 def _dequant_swiglu_quant(x: Tensor, **unused: object) -> tuple[Tensor, Tensor]:
     return _rows(x, x.shape[-1])
 
@@ -61,5 +51,4 @@ def kernels() -> dict[str, Callable[..., object]]:
         "npu_dequant_swiglu_quant": _dequant_swiglu_quant,
         "npu_grouped_matmul": _grouped_matmul,
         "npu_grouped_matmul_swiglu_quant": _swiglu_quant,
-        "npu_grouped_matmul_swiglu_quant_v2": _swiglu_quant_v2,
     }

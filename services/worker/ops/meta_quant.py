@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from services.worker.ops import nz
 from services.worker.ops.scalar_types import to_dtype
 
 
@@ -27,7 +28,7 @@ def _quant_matmul(
 
 
 def _format_cast(input: Tensor, acl_format: int, **unused: object) -> Tensor:
-    return input.new_empty(input.shape)
+    return nz.shaped(input) if acl_format == nz.FRACTAL_NZ else input.new_empty(input.shape)
 
 
 def kernels() -> dict[str, Callable[..., object]]:

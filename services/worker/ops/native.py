@@ -32,7 +32,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "init_routing_int8": "iiiiiippppppp",
         "grouped_matmul": "iiiiipppp",
         "grouped_int8": "iiiiiiiipppppppp",
-        "grouped_swiglu": "iiiiiiippppppppp",
+        "grouped_swiglu": "iiiiippppppp",
         "dequant_swiglu": "iiiipppppp",
         "head_matmul": "iiiiiippp",
         "dynamic_quant": "iiippp",

@@ -18,6 +18,9 @@ from services.worker.ops.checks import require
 FRACTAL_NZ = 29
 ND = 2
 
+_OURS = frozenset({"cpu", "meta"})
+"""Devices whose packed tensors are of this module; on others the device's library knows."""
+
 _HEADER = 64
 _OPAQUE = 0x93
 _STRIP = 32
@@ -26,6 +29,8 @@ _NAME = "packed weight"
 
 def is_nz(weight: Tensor) -> bool:
     """Whether a kernel must read a weight [..., K, N] as packed."""
+    if weight.device.type not in _OURS:
+        return bool(torch.ops.npu.get_npu_format(weight) == FRACTAL_NZ)
     if weight.stride(-2) != 0:
         return False
     return weight.untyped_storage().nbytes() >= _first_byte(weight.shape[-1] * weight.itemsize)
@@ -44,10 +49,20 @@ def sizes(weight: Tensor) -> tuple[int, int, int]:
 def allocate(weight: Tensor) -> Tensor:
     """Memory for `weight` packed: all but the matrices is written."""
     matrices, rows, row_bytes = sizes(weight)
-    first = _first_byte(row_bytes)
-    memory = torch.empty(first + matrices * -(-rows // 4) * 4 * row_bytes, dtype=torch.uint8)
-    memory[:first] = _header(matrices, rows, row_bytes)
+    memory = _reserve(weight)
+    memory[: _first_byte(row_bytes)] = _header(matrices, rows, row_bytes)
     return memory
+
+
+def shaped(weight: Tensor) -> Tensor:
+    """A packed tensor for `weight` on the meta device: opaque and marked, without memory."""
+    return seal(_reserve(weight), weight)
+
+
+def _reserve(weight: Tensor) -> Tensor:
+    matrices, rows, row_bytes = sizes(weight)
+    num_bytes = _first_byte(row_bytes) + matrices * -(-rows // 4) * 4 * row_bytes
+    return torch.empty(num_bytes, dtype=torch.uint8, device=weight.device)
 
 
 def seal(memory: Tensor, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from services.worker.ops.form import INT8, INT32, INT64, SCALE, Form, Kind, Sizes
+from services.worker.ops.form import INT8, INT32, INT64, SCALE, Blocked, Form, Kind, Sizes
 from services.worker.ops.rules.rule import INNER_LIMIT, Arguments, Rule, Rules
 from services.worker.ops.scalar_types import to_dtype
 
@@ -22,7 +22,6 @@ _PACKED = 8
 _INT4_STEP = 64
 _GROUPED_INT4_ROWS = 18432
 _FUSED_COLUMNS = 10240
-_FUSED_INT4_ROWS = 20000
 _GATED_COLUMNS = 10496
 
 
@@ -96,18 +95,6 @@ def _fused_limits(arguments: Arguments, sizes: Sizes) -> str:
     return ""
 
 
-def _fused_int4_limits(arguments: Arguments, sizes: Sizes) -> str:
-    """W is 8P, in steps of 64, at most 10240; K in steps of 16, below 20000."""
-    inner, outer = sizes["K"], sizes["W"]
-    if outer != _PACKED * sizes["P"]:
-        return f"{outer} scales for {sizes['P']} packed columns of {_PACKED}"
-    if inner % _ROWS_BLOCK or outer % _INT4_STEP:
-        return f"{inner} by {outer}: steps of {_ROWS_BLOCK} and {_INT4_STEP}"
-    if inner >= _FUSED_INT4_ROWS or outer > _FUSED_COLUMNS:
-        return f"{inner} by {outer}: below {_FUSED_INT4_ROWS} and at most {_FUSED_COLUMNS}"
-    return ""
-
-
 def _gated_limits(arguments: Arguments, sizes: Sizes) -> str:
     """W even, half of it at most 10496."""
     is_right = sizes["W"] % 2 == 0 and sizes["W"] // 2 <= _GATED_COLUMNS
@@ -131,7 +118,7 @@ GROUPED = (
     Rule(
         tensors={
             "x": Form("A K", INT8),
-            "weight": Form("G K N", INT8),
+            "weight": Form("G K N", INT8, blocked=Blocked.ALLOWED),
             "group_list": Form("G", INT64),
         },
         options=_INT8_PRODUCT,
@@ -142,7 +129,7 @@ GROUPED = (
     Rule(
         tensors={
             "x": Form("A K", INT8),
-            "weight": Form("G K P", INT32),
+            "weight": Form("G K P", INT32, blocked=Blocked.ALLOWED),
             # The bits of float32 scales, one group of rows for the whole inner size.
             "scale": Form("G 1 N", INT64),
             # 8 times the sum of each output's scaled weights; the kernel shifts the rows by 8.
@@ -159,7 +146,7 @@ GROUPED = (
     Rule(
         tensors={
             "x": Form("A K", INT8),
-            "weight": Form("G K N", INT8),
+            "weight": Form("G K N", INT8, blocked=Blocked.ALLOWED),
             "scale": Form("G N", _COLUMN_SCALE),
             "per_token_scale": Form("A", SCALE),
             "group_list": Form("G", INT64),
@@ -171,10 +158,6 @@ GROUPED = (
     ),
 )
 """The quantized cases of the grouped product."""
-
-_FUSED_OPTIONS = MappingProxyType(
-    {"dequant_mode": (0,), "dequant_dtype": (6,), "quant_mode": (0,), "group_list_type": (0, 1)}
-)
 
 RULES: Rules = MappingProxyType(
     {
@@ -207,40 +190,12 @@ RULES: Rules = MappingProxyType(
             Rule(
                 tensors={
                     "x": Form("A K", INT8),
-                    "weight": Form("G K W", INT8),
+                    "weight": Form("G K W", INT8, blocked=Blocked.REQUIRED),
                     "group_list": Form("G", INT64),
                     "weight_scale": Form("G W", SCALE),
                     "x_scale": Form("A", SCALE),
                 },
                 limits=_fused_limits,
-            ),
-        ),
-        "npu_grouped_matmul_swiglu_quant_v2": (
-            Rule(
-                tensors={
-                    "x": Form("A K", INT8),
-                    "weight": Form("G K P", INT32),
-                    "weight_scale": Form("G W", INT64),
-                    "weight_assist_matrix": Form("G W", SCALE),
-                    "x_scale": Form("A", SCALE),
-                    "group_list": Form("G", INT64),
-                },
-                options=_FUSED_OPTIONS,
-                limits=_fused_int4_limits,
-                case="int8 by int4",
-                applies=_is_packed,
-            ),
-            Rule(
-                tensors={
-                    "x": Form("A K", INT8),
-                    "weight": Form("G K W", INT8),
-                    "weight_scale": Form("G W", SCALE),
-                    "x_scale": Form("A", SCALE),
-                    "group_list": Form("G", INT64),
-                },
-                options=_FUSED_OPTIONS,
-                limits=_fused_limits,
-                case="int8 by int8",
             ),
         ),
     }

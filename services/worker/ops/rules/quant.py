@@ -8,11 +8,10 @@ from types import MappingProxyType
 
 import torch
 
-from services.worker.ops.form import FLOAT, INT8, INT32, SCALE, WIDE, Form, Kind, Sizes
+from services.worker.ops.form import FLOAT, INT8, INT32, SCALE, WIDE, Blocked, Form, Kind, Sizes
 from services.worker.ops.rules.rule import INNER_LIMIT, Arguments, Rule, Rules
 from services.worker.ops.scalar_types import to_dtype
 
-_WEIGHT = Kind("int8 or int32", (torch.int8, torch.int32))
 _COLUMN_SCALE = Kind("fp32 or bf16", (torch.float32, torch.bfloat16), agrees=False)
 
 
@@ -69,7 +68,7 @@ _STATIC_OPTIONS = MappingProxyType({"div_mode": (False,)})
 _FACTORS = MappingProxyType(
     {
         "x1": Form("T K", INT8, is_flat=True),
-        "x2": Form("K N", INT8, is_flat=True),
+        "x2": Form("K N", INT8, is_flat=True, blocked=Blocked.ALLOWED),
         "scale": Form("N", _COLUMN_SCALE, is_flat=True),
     }
 )
@@ -129,7 +128,8 @@ RULES: Rules = MappingProxyType(
         ),
         "npu_format_cast": (
             Rule(
-                tensors={"input": Form("... K N", _WEIGHT, is_flat=True)},
+                # Of four-byte elements A2 and A3 make other blocks than of the int4 they stand for.
+                tensors={"input": Form("... K N", INT8, is_flat=True)},
                 options={
                     "acl_format": (29,),
                     "customize_dtype": (None,),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from services.worker.ops.form import FLOAT, INT32, WIDE, Form
+from services.worker.ops import nz
+from services.worker.ops.form import FLOAT, INT8, INT32, WIDE, Blocked, Form
 
 
 def check(form: Form, value: object, sizes: dict[str, int] | None = None) -> str:
@@ -50,6 +51,18 @@ def test_flat_memory_is_demanded_where_the_kernel_reads_it_so() -> None:
     view = meta(4, 3).t()
     assert check(Form("T N"), view) == ""
     assert "not contiguous" in check(Form("T N", is_flat=True), view)
+
+
+def test_blocked_memory_is_for_the_kernels_that_read_it() -> None:
+    plain = meta(2, 8, 32, dtype=torch.int8)
+    blocked = nz.shaped(plain)
+    refused, required = Form("G K N", INT8), Form("G K N", INT8, blocked=Blocked.REQUIRED)
+    assert "is in the blocked layout (NZ)" in check(refused, blocked)
+    assert "must be in the blocked layout (NZ)" in check(required, plain)
+    assert check(refused, plain) == check(required, blocked) == ""
+    allowed = Form("G K N", INT8, is_flat=True, blocked=Blocked.ALLOWED)
+    assert check(allowed, plain) == check(allowed, blocked) == ""
+    assert "not contiguous" in check(allowed, plain.transpose(1, 2).contiguous().transpose(1, 2))
 
 
 @pytest.mark.parametrize("value", [None, 3, [meta(2), meta(2)]])

@@ -69,3 +69,10 @@ def test_shapes_and_types_equal_those_of_the_kernels(
         **{key: to_meta(value) for key, value in options.items()},
     )
     assert shapes(real) == shapes(shaped)
+
+
+def test_a_cast_without_memory_is_as_opaque_as_a_real_one() -> None:
+    plain = to_meta(WEIGHT)
+    cast = meta.kernels()["npu_format_cast"]
+    assert nz.is_nz(cast(plain, nz.FRACTAL_NZ))
+    assert not nz.is_nz(cast(plain, nz.ND))

@@ -1,6 +1,7 @@
 """Packed weights: what went in comes out, and nothing takes them for plain ones by accident."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,3 +103,22 @@ def test_a_plain_weight_cannot_be_written_into_a_packed_one() -> None:
 def test_a_deep_copy_is_whole() -> None:
     weight = random_weight((16, 8), torch.int8)
     assert torch.equal(nz.unpack(copy.deepcopy(nz.pack(weight))), weight)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_memory_the_mark_and_the_opaque_form_are_the_same(shape: tuple[int, ...]) -> None:
+    packed = nz.pack(random_weight(shape, torch.int8))
+    shaped = nz.shaped(torch.empty(shape, dtype=torch.int8, device="meta"))
+    assert nz.is_nz(shaped)
+    assert (shaped.shape, shaped.stride()) == (packed.shape, packed.stride())
+    assert shaped.untyped_storage().nbytes() == packed.untyped_storage().nbytes()
+    assert not nz.is_nz(torch.empty(shape, dtype=torch.int8, device="meta"))
+
+
+def test_a_device_tells_its_own_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blocked tensor of an NPU has ordinary strides; only its library knows."""
+    weight = SimpleNamespace(device=torch.device("privateuseone"))
+    for layout in (nz.ND, nz.FRACTAL_NZ):
+        call = {"get_npu_format": lambda tensor, layout=layout: layout}
+        monkeypatch.setattr(torch.ops, "npu", SimpleNamespace(**call))
+        assert nz.is_nz(weight) is (layout == nz.FRACTAL_NZ)  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def test_what_else_the_model_may_pass() -> None:
     assert dynamic(input=meta(2, 3, 64), dst_type=torch.float8_e4m3fn) == ""
     assert dynamic(input=meta(3, 80)[:, 16:]) == ""
     assert product(scale=meta(48)) == ""
-    assert cast(input=meta(4, 64, 6, dtype=INT32)) == ""
+    assert product(x2=nz.shaped(meta(64, 48, dtype=INT8))) == ""
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ def test_what_else_the_model_may_pass() -> None:
         (sums(scale=None), "must be one tensor"),
         (sums(outer=65536), "must be below 65536"),
         (cast(acl_format=2), "acl_format"),
-        (cast(input=meta(64, 48)), "must be int8 or int32"),
+        (cast(input=meta(64, 48)), "must be int8"),
+        (cast(input=meta(4, 64, 6, dtype=INT32)), "must be int8"),  # cast first, then view as int32
+        (cast(input=nz.shaped(meta(64, 48, dtype=INT8))), "is in the blocked layout"),
         (cast(input=meta(48, 64, dtype=INT8).t()), "not contiguous"),
         (cast(customize_dtype=1), "customize_dtype"),
     ],
