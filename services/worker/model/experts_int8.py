@@ -26,7 +26,8 @@ class Int8Experts:
         self.w13 = torch.empty((count, hidden, 2 * width), dtype=torch.int8, device=device)
         self.w2 = torch.empty((count, width, hidden), dtype=torch.int8, device=device)
         self.w13_scale = torch.empty((count, 2 * width), dtype=torch.float32, device=device)
-        self.w2_scale = torch.empty((count, hidden), dtype=torch.float32, device=device)
+        # Of the results' type: the device's grouped product takes no other beside bfloat16.
+        self.w2_scale = torch.empty((count, hidden), dtype=spec.dtype, device=device)
         self._gated = self._gated_in_one if spec.weight_nz_mode else self._gated_in_two
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:

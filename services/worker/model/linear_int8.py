@@ -137,12 +137,16 @@ class StaticInt8Linear:
 
     def finish_loading(self) -> None:
         """Set the input's scale and change the weight's layout."""
+        if not self.weight.is_meta:  # where nothing is stored
+            self._set_input_scale()
+        self.weight = to_blocked_layout(self.weight, self._spec)
+
+    def _set_input_scale(self) -> None:
         scale = _agreed(self._input_scales)
         self.input_scale_reciprocal.fill_(1.0 / scale)
         self.input_offset.fill_(_agreed(self._input_offsets))
         # In bfloat16 the reciprocal is off by up to 2^-9; the results' scales make up for it.
         self.deq_scale.div_(scale * float(self.input_scale_reciprocal))
-        self.weight = to_blocked_layout(self.weight, self._spec)
 
 
 def _number_slot(name: str, numbers: dict[str, float]) -> WeightSlot:
