@@ -13,7 +13,7 @@ from services.worker.loading.layout import fail_with
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.mtp import MTPLayer
-from services.worker.model.placement import WHOLE, Placement
+from services.worker.model.placement import Placement
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 
@@ -27,12 +27,7 @@ _INDEXER = re.compile(r"model\.layers\.(\d{1,6})\.self_attn\.indexer\.(.+)")
 _INDEXER_ROTATIONS = frozenset({"q_rot", "k_rot"})
 
 
-def check_entries(
-    path: Path,
-    entries: Mapping[str, TensorEntry],
-    slots: Mapping[str, WeightSlot],
-    spec: ModelSpec,
-) -> None:
+def check_entries(path: Path, entries: Mapping[str, TensorEntry], spec: ModelSpec) -> None:
     """Compare the whole checkpoint with the whole model, whatever this rank keeps of it.
 
     Tensors that no model is made of are left in their files, with a line that says so.
@@ -40,14 +35,13 @@ def check_entries(
     Args:
         path: The directory, for messages about what is in no file.
         entries: What is there.
-        slots: What this rank takes.
-        spec: This rank's model.
+        spec: A rank's model; the device is not touched.
 
     Raises:
         CheckpointError: Lists every tensor that is missing, extra, misshapen, mistyped, or not
             described as it should be.
     """
-    known = _whole_model(entries, slots, spec)
+    known = _whole_model(entries, spec)
     faults = [
         f"{path}: {name}: is missing"
         for name, slot in sorted(known.items())
@@ -70,9 +64,7 @@ def check_entries(
         _LOG.info("left the MTP layer unread: drafting is off")
 
 
-def _whole_model(
-    entries: Mapping[str, TensorEntry], slots: Mapping[str, WeightSlot], spec: ModelSpec
-) -> dict[str, WeightSlot]:
+def _whole_model(entries: Mapping[str, TensorEntry], spec: ModelSpec) -> dict[str, WeightSlot]:
     """Every tensor that the checkpoint may hold for the model.
 
     Experts are alike and most of all tensors: of each layer the first one is built, and stands for
@@ -81,9 +73,7 @@ def _whole_model(
     count = spec.config.n_routed_experts
     placement = Placement(ep_size=count)
     whole = replace(spec, placement=placement, device=torch.device("meta"))
-    known = dict(slots)
-    if spec.placement != WHOLE:
-        known = _with_all_experts(Decoder.build(whole).slots(), count)
+    known = _with_all_experts(Decoder.build(whole).slots(), count)
     has_layer = any(name.startswith(_mtp_prefix(spec.config)) for name in entries)
     if spec.config.num_nextn_predict_layers and has_layer:
         known |= _with_all_experts(MTPLayer(whole).slots(), count)

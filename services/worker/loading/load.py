@@ -50,10 +50,10 @@ def load_model(
     """
     with CheckpointReader(path) as reader:
         entries = reader.entries()
+        # Before the memory of the weights is taken.
+        check_entries(reader.path, entries, spec)
         decoder = Decoder.build(spec)
-        slots = {slot.name: slot for slot in decoder.slots()}
-        check_entries(reader.path, entries, slots, spec)
-        present = {name: slot for name, slot in slots.items() if name in entries}
+        present = {slot.name: slot for slot in decoder.slots() if slot.name in entries}
         _fill(reader, present, strategy or LoadStrategy(), progress)
     decoder.finish_loading()
     return decoder

@@ -223,9 +223,8 @@ def _check(reader: CheckpointReader, spec: ModelSpec) -> frozenset[str]:
         device=torch.device("meta"),
         has_mtp=has_mtp and any(name.startswith(mtp) for name in entries),
     )
-    slots = {slot.name: slot for slot in Decoder.build(nowhere).slots()}
-    check_entries(reader.path, entries, slots, nowhere)
-    return frozenset(slots)
+    check_entries(reader.path, entries, nowhere)
+    return frozenset(slot.name for slot in Decoder.build(nowhere).slots())
 
 
 def _by_layer(

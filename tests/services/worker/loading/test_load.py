@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from services.worker.loading.load import load_model
 from services.worker.loading.progress import LoadProgress
 from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
 from services.worker.model.mtp import MTPLayer
 from services.worker.model.spec import ModelSpec
 from shared.errors import CheckpointError
@@ -248,3 +249,21 @@ def test_a_head_beside_a_config_that_ties_it_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=r"lm_head\.weight: is not part"):
         load(tmp_path, source, tensors, tie_word_embeddings=True)
+
+
+def test_what_does_not_fit_is_told_before_memory_is_taken(
+    tmp_path: Path,
+    source: Any,
+    tensors: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = Decoder.build
+
+    def nowhere(spec: ModelSpec) -> Decoder:
+        assert spec.device.type == "meta"
+        return build(spec)
+
+    monkeypatch.setattr(Decoder, "build", nowhere)
+    del tensors[WEIGHT]
+    with pytest.raises(CheckpointError, match=f"{WEIGHT}: is missing"):
+        load(tmp_path, source, tensors)
