@@ -19,6 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 _PLAIN = "model.safetensors"
 _QUANTIZED = "quant_model_weights.safetensors"
+_ROTATION = "rot.safetensors"
 # Rotations for drafts of another kind; nothing that a model of ours is made of.
 _OPTIONAL = "optional"
 _MAX_LISTED = 50
@@ -33,7 +34,11 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
     """
     file = _choose(path)
     index = _read_index(file) if file.suffix == ".json" else None
-    names = [file.name] if index is None else sorted(set(index.values()), key=_natural)
+    if index is None:
+        # No index names the rotation's file beside a single one.
+        names = [file.name, *([_ROTATION] if _is_there(path / _ROTATION) else [])]
+    else:
+        names = sorted(set(index.values()), key=_natural)
     entries: dict[str, TensorEntry] = {}
     for name in names:
         for entry in read_header(path / name):

@@ -105,6 +105,12 @@ def test_optional_files_are_left_alone(tmp_path: Path) -> None:
     assert found(tmp_path) == {"a": "part.safetensors", "rot.weight": "rot.safetensors"}
 
 
+def test_the_rotation_beside_a_single_file_is_found(tmp_path: Path) -> None:
+    write(tmp_path / QUANTIZED, a="")
+    write(tmp_path / "rot.safetensors", **{"rot.weight": ""})
+    assert found(tmp_path) == {"a": QUANTIZED, "rot.weight": "rot.safetensors"}
+
+
 def test_a_tensor_in_two_files_is_told_with_both(tmp_path: Path) -> None:
     write(tmp_path / "p1", a="", b="")
     write(tmp_path / "p2", a="", c="")
