@@ -42,6 +42,11 @@ PASSED: Final = (
         flag="--enable-sparse-sfa-c8",
     ),
     Passed(name="additional_config.weight_nz_mode", service="worker", flag="--weight-nz-mode"),
+    Passed(
+        name="speculative_config.num_speculative_tokens",
+        service="worker",
+        flag="--num-speculative-tokens",
+    ),
     Passed(name="seed", service="frontend", flag="--seed"),
 )
 
@@ -55,6 +60,7 @@ AS_IT_IS: Final = (
     "distributed_executor_backend",
     "api_server_count",
     "compilation_config.cudagraph_mode",
+    "speculative_config",
 )
 
 

@@ -35,6 +35,7 @@ def _may_capture(asked: Deployment) -> bool:
 
 
 _EXTRA = "additional_config"
+_DRAFTS = "speculative_config"
 
 UNBUILT: Final = (
     # Ranks and replicas
@@ -79,8 +80,23 @@ UNBUILT: Final = (
     ),
     Unbuilt(name=f"{_EXTRA}.mix_placement", missing="the shared expert is not routed"),
     # Drafts, graphs, scheduling
-    Unbuilt(name="speculative_config", missing="draft tokens are not built"),
-    Unbuilt(name=f"{_EXTRA}.dynamic_spec_config", missing="draft tokens are not built"),
+    Unbuilt(
+        name=f"{_DRAFTS}.method",
+        missing="drafts come from the checkpoint's own layer (only mtp or deepseek_mtp)",
+        asks=lambda asked: asked.value(f"{_DRAFTS}.method") not in {"mtp", "deepseek_mtp"},
+    ),
+    Unbuilt(name=f"{_DRAFTS}.model", missing="drafts come from the checkpoint's own layer"),
+    Unbuilt(
+        name=f"{_DRAFTS}.draft_tensor_parallel_size",
+        missing="drafts come from the model's own ranks",
+        asks=lambda asked: (
+            asked.value(f"{_DRAFTS}.draft_tensor_parallel_size") != asked.flags.tensor_parallel_size
+        ),
+    ),
+    Unbuilt(
+        name=f"{_EXTRA}.dynamic_spec_config",
+        missing="the number of drafts is the same in each step",
+    ),
     Unbuilt(name="enforce_eager", missing=_GRAPHS),
     Unbuilt(
         name="compilation_config",

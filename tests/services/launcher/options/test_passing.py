@@ -4,7 +4,7 @@ from services.frontend.settings import FrontendSettings
 from services.launcher.options.passing import PASSED, service_flags
 from services.worker.settings import WorkerSettings
 from shared.config import ServiceSettings, flag_of
-from tests.services.launcher.options.cases import deployment, extra, join
+from tests.services.launcher.options.cases import deployment, drafts, extra, join
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ from tests.services.launcher.options.cases import deployment, extra, join
         (extra(enable_sparse_sfa_c8=False), {"worker": ("--no-enable-sparse-sfa-c8",)}),
         (extra(weight_nz_mode=0), {"worker": ("--weight-nz-mode=0",)}),
         ("VLLM_ASCEND_ENABLE_NZ=2", {"worker": ("--weight-nz-mode=2",)}),
+        (drafts(3), {"worker": ("--num-speculative-tokens=3",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),
         (
             join("--seed 0", extra(enable_sparse_li_c8=True, weight_nz_mode=2)),

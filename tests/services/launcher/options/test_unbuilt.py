@@ -7,7 +7,7 @@ from services.launcher.options.idle import IDLE
 from services.launcher.options.passing import AS_IT_IS, PASSED
 from services.launcher.options.serve import ServeOptions
 from services.launcher.options.unbuilt import UNBUILT
-from tests.services.launcher.options.cases import extra, graphs, verdict
+from tests.services.launcher.options.cases import drafts, extra, graphs, verdict
 
 
 def paths() -> list[str]:
@@ -50,7 +50,16 @@ def test_every_option_is_honoured_or_refused_or_told() -> None:
         ("--headless", "--headless"),
         ("--api-server-count 4", "--api-server-count 4"),
         ("--distributed-executor-backend ray", "--distributed-executor-backend ray"),
-        ("--speculative-config.num-speculative-tokens 1", "--speculative-config"),
+        (drafts(3, method="eagle"), "--speculative-config method=eagle"),
+        (drafts(3, model="/other"), "--speculative-config model=/other"),
+        (
+            drafts(3, draft_tensor_parallel_size=2),
+            "--speculative-config draft_tensor_parallel_size=2",
+        ),
+        (
+            extra(dynamic_spec_config={"method": "dspark"}),
+            "--additional-config dynamic_spec_config",
+        ),
         (graphs(), "--compilation-config"),
         ("--no-enforce-eager", "--no-enforce-eager"),
         ("--enable-prefix-caching", "--enable-prefix-caching"),
@@ -84,6 +93,9 @@ def test_what_is_not_built_refuses_by_name(text: str, shown: str) -> None:
         "--enable-auto-tool-choice --enforce-eager --no-trust-remote-code",
         "--compilation-config {}",
         graphs("none"),
+        drafts(3),
+        drafts(5, method="mtp", draft_tensor_parallel_size=1),
+        "--speculative-config.num-speculative-tokens 1",
         extra(enable_fused_mc2=0, enable_dsa_cp=False, recompute_scheduler_enable=False),
     ],
 )
