@@ -16,6 +16,9 @@ class Usage:
     num_output_tokens: int
     # None where nothing tells reasoning apart.
     num_reasoning_tokens: int | None
+    # Known at the end.
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def before_output(self) -> "Usage":
         """The usage when nothing had been generated."""
@@ -25,16 +28,25 @@ class Usage:
     def to_json(self) -> bytes:
         """The usage object."""
         total = self.num_prompt_tokens + self.num_output_tokens
-        details = ""
-        if self.num_reasoning_tokens is not None:
-            details = (
-                f',"completion_tokens_details":{{"reasoning_tokens":{self.num_reasoning_tokens}}}'
-            )
+        details = self._details()
+        if details:
+            details = f',"completion_tokens_details":{{{details}}}'
         return (
             f'{{"prompt_tokens":{self.num_prompt_tokens}'
             f',"completion_tokens":{self.num_output_tokens},"total_tokens":{total}'
             f',"prompt_tokens_details":{{"cached_tokens":{self.num_cached_tokens}}}{details}}}'
         ).encode()
+
+    def _details(self) -> str:
+        """Members of completion_tokens_details; those of drafts where there were any."""
+        members = {}
+        if self.num_reasoning_tokens is not None:
+            members["reasoning_tokens"] = self.num_reasoning_tokens
+        if self.num_drafted_tokens:
+            members["accepted_prediction_tokens"] = self.num_accepted_tokens
+            rejected = self.num_drafted_tokens - self.num_accepted_tokens
+            members["rejected_prediction_tokens"] = rejected
+        return ",".join(f'"{name}":{count}' for name, count in members.items())
 
 
 def count_usage(
@@ -49,6 +61,8 @@ def count_usage(
         num_reasoning_tokens=(
             sum(choice.text.num_reasoning_tokens for choice in choices) if has_reasoning else None
         ),
+        num_drafted_tokens=sum(choice.stats.num_drafted_tokens for choice in choices),
+        num_accepted_tokens=sum(choice.stats.num_accepted_tokens for choice in choices),
     )
 
 

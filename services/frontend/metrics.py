@@ -20,6 +20,7 @@ class GatewayMetrics:
     def __init__(self, model_name: str, load: Callable[[], LoadSnapshot]) -> None:
         """Register every series; `load` is asked at each scrape."""
         self._metrics = Metrics()
+        self._load = load
         counter, histogram = self._metrics.counter, self._metrics.histogram
         self._add_load_gauges(load)
         label = ("model_name",)
@@ -82,6 +83,8 @@ class GatewayMetrics:
 
     def render(self) -> bytes:
         """The page for Prometheus."""
+        for position, count in enumerate(self._load().num_accepted_tokens_per_position):
+            self._accepted.labels(str(position)).set(count)
         return self._metrics.render()
 
     def _add_load_gauges(self, load: Callable[[], LoadSnapshot]) -> None:
@@ -106,6 +109,26 @@ class GatewayMetrics:
             "vllm:num_preemptions_total",
             "Sequences that lost their blocks and were computed again.",
             source=lambda: load().num_preemptions_total,
+        )
+        gauge(
+            "vllm:spec_decode_num_drafts_total",
+            "Rows of steps in which drafts were verified.",
+            source=lambda: load().num_drafts_total,
+        )
+        gauge(
+            "vllm:spec_decode_num_draft_tokens_total",
+            "Draft tokens that were verified.",
+            source=lambda: load().num_drafted_tokens_total,
+        )
+        gauge(
+            "vllm:spec_decode_num_accepted_tokens_total",
+            "Draft tokens that were kept.",
+            source=lambda: sum(load().num_accepted_tokens_per_position),
+        )
+        self._accepted = gauge(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "Draft tokens that were kept, by their place among the drafts of a step.",
+            ("position",),
         )
 
 

@@ -45,3 +45,20 @@ def test_finished_requests_are_counted_by_reason_with_their_tokens() -> None:
         'http_requests_total{handler="/v1/completions",method="POST",status="200"} 1.0',
     ):
         assert line in page
+
+
+def test_drafts_are_told_in_all_and_by_position() -> None:
+    load = LoadSnapshot(
+        num_drafts_total=10,
+        num_drafted_tokens_total=30,
+        num_accepted_tokens_per_position=(9, 5, 1),
+    )
+    page = page_of(GatewayMetrics("m", lambda: load))
+    for line in (
+        "vllm:spec_decode_num_drafts_total 10.0",
+        "vllm:spec_decode_num_draft_tokens_total 30.0",
+        "vllm:spec_decode_num_accepted_tokens_total 15.0",
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 9.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1.0',
+    ):
+        assert line in page
