@@ -93,6 +93,11 @@ class ModelExecutor(Generic[CachesT]):
         self._max_plans_in_flight = max_plans_in_flight
         self._table.reset()
         self._sampling.reset()
+        self._end.reset()
+
+    def finish_step(self) -> None:
+        """Propose the drafts of the next step."""
+        self._end.finish()
 
     def num_rows_in_use(self) -> int:
         """Rows that a scheduler holds."""
@@ -104,6 +109,7 @@ class ModelExecutor(Generic[CachesT]):
         Raises:
             ContractError: The plan does not fit the rows.
         """
+        self._end.finish()
         started = time.perf_counter_ns()
         active = begin_step(plan, self._table, self._max_plans_in_flight, self._admit)
         computed = None
@@ -116,13 +122,12 @@ class ModelExecutor(Generic[CachesT]):
         result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
-        draft_us = result.timings.draft_us
         timings = StepTimings(
             wait_us=wait_us,
             prepare_us=(prepared_at - started) // 1000,
             forward_us=(computed_at - prepared_at) // 1000,
-            sample_us=(time.perf_counter_ns() - computed_at) // 1000 - draft_us,
-            draft_us=draft_us,
+            sample_us=(time.perf_counter_ns() - computed_at) // 1000,
+            draft_us=result.timings.draft_us,
         )
         return replace(result, timings=timings)
 

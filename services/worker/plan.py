@@ -104,6 +104,7 @@ class StepTimings:
     forward_us: int = 0
     sample_us: int = 0
     draft_us: int = 0
+    """Proposing the drafts that this step verified, before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

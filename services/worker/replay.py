@@ -67,6 +67,9 @@ class ReplayExecutor:
         """Rows that a scheduler holds."""
         return self._table.num_in_use()
 
+    def finish_step(self) -> None:
+        """A script has nothing to prepare."""
+
     def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
         """Run one plan.
 

@@ -4,7 +4,8 @@ All torch work of the process happens here, the loading of weights included. The
 loop only puts orders and gets answers; it never waits for this thread.
 
 Law: an answer follows every `RunPlan` whose epoch is not over, in order. After a failed step the
-epoch is over: its rows are free and its later plans are dropped.
+epoch is over: its rows are free and its later plans are dropped. What only the next step needs is
+done after the answer, while the scheduler plans.
 """
 
 import threading
@@ -40,6 +41,10 @@ class StepExecutor(Protocol):
 
     def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
         """Run one plan; ContractError if it does not fit the rows."""
+        ...
+
+    def finish_step(self) -> None:
+        """Do what the next step needs and the last result does not; `execute` makes up for it."""
         ...
 
     def num_rows_in_use(self) -> int:
@@ -110,6 +115,7 @@ class Runner:
             case RunPlan(epoch=epoch, plan=plan, answer=answer):
                 if not epoch.is_over:
                     answer(self._execute(executor, epoch, plan, wait_us))
+                    self._finish(executor, plan)
             case StartEpoch(epoch=epoch, opened=opened):
                 self._epoch = epoch
                 executor.start_epoch(epoch.max_plans_in_flight)
@@ -117,6 +123,13 @@ class Runner:
             case EndEpoch(epoch=epoch):
                 if epoch is self._epoch:
                     executor.start_epoch(1)
+
+    def _finish(self, executor: StepExecutor, plan: StepPlan) -> None:
+        """What fails here fails again when the next plan is run, which has an answer to tell it."""
+        try:
+            executor.finish_step()
+        except Exception:  # noqa: BLE001  # the main loop's door: the next step tells
+            _log.exception("finishing a step failed", extra={"step": plan.step})
 
     def _execute(
         self, executor: StepExecutor, epoch: Epoch, plan: StepPlan, wait_us: int

@@ -33,6 +33,14 @@ class StepEnd(Protocol):
         """Bring a step to its result; `computed` is None where no row had anything to compute."""
         ...
 
+    def finish(self) -> None:
+        """Do what the next step needs and the last result does not; nothing if it is done."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the last step: its rows are free."""
+        ...
+
 
 class SampleEnd:
     """One token for every row whose known tokens are all computed."""
@@ -49,6 +57,12 @@ class SampleEnd:
             entries = computed.batch.sampling_entries
             logprobs = self._sample(computed.logits, active, entries, runs, lengths)
         return commit_step(plan, self._table, active, runs, lengths, logprobs)
+
+    def finish(self) -> None:
+        """Everything is done."""
+
+    def reset(self) -> None:
+        """There is nothing to forget."""
 
     def _sample(
         self, logits: Tensor, active: ActiveRows, entries: Ints, runs: Ints, lengths: Ints

@@ -1,4 +1,7 @@
-"""The second half of a step in a worker with drafts: verify, commit, and propose the next ones."""
+"""The second half of a step in a worker with drafts: verify and commit, then propose the next ones.
+
+Proposing waits for `finish`, so that the result is on its way in the meantime.
+"""
 
 import time
 from dataclasses import dataclass, replace
@@ -8,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.batch import Batch
 from services.worker.commit import commit_step
 from services.worker.contract import ActiveRows
 from services.worker.drafting.proposer import Proposer
@@ -34,6 +38,16 @@ class _Verified:
     """[A] drafts that each run begins with."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pending:
+    """A step behind which drafts are to be proposed; valid until the next one is built."""
+
+    active: ActiveRows
+    batch: Batch
+    hidden: Tensor
+    accepted: Ints
+
+
 class Speculator(Generic[CachesT]):
     """Ends steps with runs of tokens."""
 
@@ -43,9 +57,12 @@ class Speculator(Generic[CachesT]):
         self._proposer = proposer
         self._table = table
         self._sampling = sampling
+        self._pending: _Pending | None = None
+        self._draft_us = 0
 
     def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
-        """Verify, commit, propose."""
+        """Verify and commit."""
+        assert self._pending is None, "drafts of the last step are missing"
         if computed is None or computed.logits is None:
             verified = _nothing(len(active.rows))
             result = self._commit(plan, active, verified)
@@ -58,12 +75,30 @@ class Speculator(Generic[CachesT]):
             self._sampling.note(np.repeat(verification.rows, kept), result.sampled_token_ids)
             logprobs = self._measure(verification, computed.logits, targets, kept)
             result = replace(result, logprobs=logprobs)
-        if computed is None:
-            return result
+        if computed is not None:
+            self._pending = _Pending(
+                active=active,
+                batch=computed.batch,
+                hidden=computed.hidden,
+                accepted=verified.accepted,
+            )
+        result = replace(result, timings=StepTimings(draft_us=self._draft_us))
+        self._draft_us = 0
+        return result
+
+    def finish(self) -> None:
+        """Propose the drafts of the next step; what fails can be tried again."""
+        pending = self._pending
+        if pending is None:
+            return
         started = time.perf_counter_ns()
-        self._proposer.propose(computed.hidden, computed.batch, active, verified.accepted)
-        draft_us = (time.perf_counter_ns() - started) // 1000
-        return replace(result, timings=StepTimings(draft_us=draft_us))
+        self._proposer.propose(pending.hidden, pending.batch, pending.active, pending.accepted)
+        self._draft_us = (time.perf_counter_ns() - started) // 1000
+        self._pending = None
+
+    def reset(self) -> None:
+        """No row is left that could get drafts."""
+        self._pending = None
 
     def _verify(
         self, verification: Verification, logits: Tensor, num_active: int

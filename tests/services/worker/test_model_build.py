@@ -241,11 +241,13 @@ def test_drafts_are_those_of_a_fresh_computation(drafting: Any, chunk: int) -> N
         scheduler.add(prompt, temperature=0.0, max_tokens=60)
     for _ in range(30):
         scheduler.run_step()
+    executor.finish_step()
     fresh = MiniScheduler(build(drafting.path, num_kv_blocks=24, num_speculative_tokens=3))
     for one in scheduler.live:
         assert len(one.outputs) > 2
         again = fresh.add(one.prompt, outputs=one.outputs[:-1], temperature=0.0, max_tokens=60)
         fresh.run_step()
+        fresh.executor.finish_step()
         assert again.outputs == one.outputs
         assert len(drafts_of(executor, one)) == 3
         assert drafts_of(fresh.executor, again) == drafts_of(executor, one)

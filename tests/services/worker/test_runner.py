@@ -20,6 +20,14 @@ class Recorder(ReplayExecutor):
         self.may_run = threading.Event()
         self.may_run.set()
         self.error: Exception | None = None
+        self.finish_error: Exception | None = None
+        self.num_answers_at_finish: list[int] = []
+        self.results: list[StepResult] = []
+
+    def finish_step(self) -> None:
+        self.num_answers_at_finish.append(len(self.results))
+        if self.finish_error is not None:
+            raise self.finish_error
 
     def start_epoch(self, max_plans_in_flight: int) -> None:
         self.threads.add(threading.get_ident())
@@ -40,7 +48,7 @@ class Bench:
         self.recorder = Recorder()
         self.orders = LocalOrders()
         self.runner = Runner(lambda: self.recorder, self.orders)
-        self.results: list[StepResult] = []
+        self.results = self.recorder.results
 
     def open(self, epoch: Epoch) -> None:
         self.orders.put(StartEpoch(epoch=epoch, opened=lambda: None))
@@ -201,3 +209,29 @@ def test_the_wait_for_a_plan_is_measured(bench: Bench) -> None:
     bench.plan(epoch, 1)
     bench.settle()
     assert bench.results[0].timings.wait_us >= 20_000
+
+
+def test_a_step_is_finished_after_its_answer(bench: Bench) -> None:
+    epoch = Epoch(1, 2)
+    bench.open(epoch)
+    for step in (1, 2):
+        bench.plan(epoch, step)
+    bench.settle()
+    assert bench.recorder.num_answers_at_finish[:2] == [1, 2]
+
+
+def test_a_step_that_cannot_be_finished_is_logged_and_the_thread_lives(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    epoch = Epoch(1, 1)
+    bench.open(epoch)
+    bench.recorder.finish_error = ZeroDivisionError("secret text")
+    bench.plan(epoch, 1)
+    bench.settle()
+    assert "finishing a step failed" in caplog.text
+    assert bench.runner.is_alive
+    assert not epoch.is_over
+    bench.recorder.finish_error = None
+    bench.plan(epoch, 2)
+    bench.settle()
+    assert [result.failure for result in bench.results] == [None, None]

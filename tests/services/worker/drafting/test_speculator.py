@@ -281,6 +281,7 @@ def test_a_step_that_samples_nothing_still_feeds_the_drafts() -> None:
     scheduler = MiniScheduler(executor, chunk=2)
     scheduler.add([1, 2, 3, 4, 5], max_tokens=1)
     scheduler.run()
+    executor.finish_step()
     drafter = executor._decoder
     assert isinstance(drafter, FakeDrafter)
     assert drafter.num_passes == 3
@@ -297,7 +298,46 @@ def test_the_time_of_drafting_is_told() -> None:
     executor = make_executor(**BIG, num_speculative_tokens=2)
     new = make_sequence(0, [1, 2], max_tokens=9)
     plan = make_plan(1, {0: Entry(scheduled=2, blocks=(1, 2))}, new=[new])
+    assert executor.execute(plan, 0).timings.draft_us == 0
+    executor.finish_step()
+    plan = make_plan(2, {0: Entry(scheduled=3, computed=2)})
     assert executor.execute(plan, 0).timings.draft_us > 0
+
+
+def test_drafts_are_proposed_after_the_result_and_once() -> None:
+    executor = make_executor(**BIG, num_speculative_tokens=3)
+    drafter = executor._decoder
+    assert isinstance(drafter, FakeDrafter)
+    new = make_sequence(0, [1, 2], max_tokens=9, temperature=0.0)
+    executor.execute(make_plan(1, {0: Entry(scheduled=2, blocks=(1, 2, 3))}, new=[new]), 0)
+    assert drafter.num_passes == 0
+    executor.finish_step()
+    executor.finish_step()
+    assert drafter.num_passes == 3
+    # Nobody need ask: the next step makes up for it.
+    executor.execute(make_plan(2, {0: Entry(scheduled=4, computed=2)}), 0)
+    assert drafter.num_passes == 3
+    executor.execute(make_plan(3, {}), 0)
+    assert drafter.num_passes == 6
+
+
+def test_what_fails_while_proposing_fails_again_with_the_next_step() -> None:
+    executor = make_executor(**BIG, num_speculative_tokens=1)
+    drafter = executor._decoder
+    new = make_sequence(0, [1, 2], max_tokens=9)
+    executor.execute(make_plan(1, {0: Entry(scheduled=2, blocks=(1, 2))}, new=[new]), 0)
+
+    def broken(*_: object) -> Tensor:
+        raise ZeroDivisionError
+
+    drafter.draft = broken
+    with pytest.raises(ZeroDivisionError):
+        executor.finish_step()
+    with pytest.raises(ZeroDivisionError):
+        executor.execute(make_plan(2, {0: Entry(scheduled=2, computed=2)}), 0)
+    executor.start_epoch(1)
+    executor.finish_step()
+    assert executor.execute(make_plan(1, {}), 0).failure is None
 
 
 def test_sampled_text_keeps_its_distribution() -> None:
