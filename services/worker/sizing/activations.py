@@ -8,9 +8,10 @@ estimate.
 from dataclasses import dataclass
 from typing import Final
 
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.quant.scheme import Scheme
 from services.worker.sizing.deployment import Deployment
-from services.worker.sizing.moe_traffic import MoeMethod, mc2_capacity, moe_method
+from services.worker.sizing.moe_traffic import mc2_capacity, moe_method
 
 _STREAM_TENSORS: Final = 6
 """[T, E] tensors alive inside a layer: input and sum before and after each norm, two results."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from services.worker.parallel.topology import Topology
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.moe_traffic import mc2_window_mib
 from services.worker.sizing.recipe import SchemeName, describe
-from services.worker.sizing.topology import Topology
 from shared.errors import ConfigError
 
 _MAX_NODES: Final = 8

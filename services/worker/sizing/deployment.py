@@ -6,9 +6,9 @@ from typing import Final
 
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
+from services.worker.parallel.topology import Topology
 from services.worker.quant.scheme import QuantDescription
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, Hardware
-from services.worker.sizing.topology import Topology
 from shared.errors import ConfigError
 
 _MAX_CAPTURED: Final = 512

@@ -22,8 +22,6 @@ class Hardware:
     memory_bytes: int
     """What the runtime reports as the device's total."""
     devices_per_node: int
-    max_mc2_tokens: int = 0
-    """Most tokens one rank may hand to the fused dispatch operator."""
 
     @property
     def is_npu(self) -> bool:
@@ -32,21 +30,18 @@ class Hardware:
 
 
 # Totals as the runtime reports them in out-of-memory messages: 64 GB less what firmware keeps.
-# Tokens of a dispatch: CANN's limits on BS of npu_moe_distribute_dispatch.
 HARDWARE: Final = {
     "a2": Hardware(
         name="a2",
         title="Atlas A2 (64 GB)",
         memory_bytes=int(60.97 * GIB),
         devices_per_node=8,
-        max_mc2_tokens=256,
     ),
     "a3": Hardware(
         name="a3",
         title="Atlas A3 (64 GB per die)",
         memory_bytes=int(61.27 * GIB),
         devices_per_node=16,
-        max_mc2_tokens=512,
     ),
     "cpu": Hardware(name="cpu", title="CPU", memory_bytes=0, devices_per_node=1),
 }

@@ -4,51 +4,37 @@ The method is chosen for each step from numbers that all ranks share. An exchang
 in a window of fixed size that lies in the buffer of a communicator of its own.
 """
 
-from enum import StrEnum
-from typing import Final
-
+from services.worker.parallel.moe_method import MoeMethod, MoeRules
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import MIB
 
-_MIN_A2_RANKS: Final = 16
-_MAX_A2_EXPERTS: Final = 24
 
-
-class MoeMethod(StrEnum):
-    """Ways of bringing tokens to experts."""
-
-    ALLGATHER = "all-gather"
-    ALLTOALL = "all-to-all"
-    MC2 = "fused exchange (MC2)"
+def moe_rules(deployment: Deployment) -> MoeRules:
+    """What the choice of a deployment's methods depends on."""
+    captured = deployment.captured()
+    return MoeRules(
+        hardware=deployment.hardware.name,
+        ep_size=deployment.topology.expert_parallel_size,
+        tp_size=deployment.topology.tensor_parallel_size,
+        num_experts=deployment.config.n_routed_experts,
+        num_experts_per_tok=deployment.config.num_experts_per_tok,
+        mc2_tokens=captured[-1] if captured else deployment.decode_tokens,
+    )
 
 
 def has_mc2(deployment: Deployment) -> bool:
     """Whether the fused exchange exists in this layout at all."""
-    topology, config = deployment.topology, deployment.config
-    ranks = topology.expert_parallel_size
-    if ranks == 1:
-        return False
-    per_rank = -(-config.n_routed_experts // ranks)
-    return deployment.hardware.name == "a3" or (
-        ranks >= _MIN_A2_RANKS and per_rank <= _MAX_A2_EXPERTS
-    )
+    return moe_rules(deployment).has_mc2
 
 
 def mc2_capacity(deployment: Deployment) -> int:
     """Most tokens of a replica's step that go by the fused exchange."""
-    captured = deployment.captured()
-    tokens = captured[-1] if captured else deployment.decode_tokens
-    ranks = deployment.topology.tensor_parallel_size
-    return ranks * min(-(-tokens // ranks), deployment.hardware.max_mc2_tokens)
+    return moe_rules(deployment).capacity
 
 
 def moe_method(deployment: Deployment, num_tokens: int) -> MoeMethod:
     """The method of a step whose largest replica has `num_tokens`."""
-    if deployment.topology.expert_parallel_size == 1:
-        return MoeMethod.ALLGATHER
-    if has_mc2(deployment) and num_tokens <= mc2_capacity(deployment):
-        return MoeMethod.MC2
-    return MoeMethod.ALLTOALL if deployment.hardware.name == "a3" else MoeMethod.ALLGATHER
+    return moe_rules(deployment).choose(num_tokens)
 
 
 def moe_methods(deployment: Deployment) -> set[MoeMethod]:

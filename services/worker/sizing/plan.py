@@ -11,6 +11,7 @@ from enum import Enum
 import torch
 
 from services.worker.model.spec import ModelSpec
+from services.worker.parallel.topology import Rank
 from services.worker.sizing.activations import (
     gathered_latent_bytes,
     logits_bytes,
@@ -28,7 +29,6 @@ from services.worker.sizing.hardware import (
 )
 from services.worker.sizing.kv import CacheBytes, cache_bytes
 from services.worker.sizing.moe_traffic import mc2_capacity, mc2_shortage_mib
-from services.worker.sizing.topology import Rank
 from services.worker.sizing.weights import WeightBytes, weigh_rank
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32}

@@ -9,12 +9,12 @@ from typing import Any, Final
 from services.worker.capacity import CPU_KV_CACHE_BYTES
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
+from services.worker.parallel.topology import Topology, read_partition
 from services.worker.quant.scheme import QuantDescription
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HARDWARE
 from services.worker.sizing.recipe import describe
 from services.worker.sizing.settings import PlanSettings
-from services.worker.sizing.topology import Topology, read_partition
 from shared.errors import ConfigError
 
 _ELEMENT_BYTES: Final = {"bfloat16": 2, "float32": 4}

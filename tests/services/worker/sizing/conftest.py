@@ -8,10 +8,10 @@ import pytest
 
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
+from services.worker.parallel.topology import Topology
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import HARDWARE, HardwareName
 from services.worker.sizing.recipe import SchemeName, describe
-from services.worker.sizing.topology import Topology
 
 MODELS = Path(__file__).resolve().parents[4] / "models"
 

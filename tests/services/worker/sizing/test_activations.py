@@ -19,6 +19,7 @@ from services.worker.kv_cache import allocate
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.experts import MixtureOfExperts
+from services.worker.parallel.topology import Rank
 from services.worker.sizing.activations import (
     gathered_latent_bytes,
     logits_bytes,
@@ -28,7 +29,6 @@ from services.worker.sizing.activations import (
 )
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.plan import rank_spec
-from services.worker.sizing.topology import Rank
 from tests.services.worker.sizing.conftest import MakeDeployment
 
 TOKENS = 2048

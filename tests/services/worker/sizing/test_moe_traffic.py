@@ -1,7 +1,7 @@
 import pytest
 
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.sizing.moe_traffic import (
-    MoeMethod,
     has_mc2,
     mc2_capacity,
     mc2_shortage_mib,

@@ -15,9 +15,9 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
+from services.worker.parallel.topology import Rank, Topology
 from services.worker.quant.scheme import QuantDescription
 from services.worker.sizing.recipe import SchemeName, describe
-from services.worker.sizing.topology import Rank, Topology
 from tests.services.worker.sizing import published
 
 Slots = dict[str, WeightSlot]

@@ -11,8 +11,8 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
+from services.worker.parallel.topology import Rank, Topology
 from services.worker.sizing.recipe import SchemeName, describe
-from services.worker.sizing.topology import Rank, Topology
 from services.worker.sizing.weights import WeightBytes, WeightClass, weigh, weigh_rank
 from shared.errors import CheckpointError, ConfigError
 from tests.services.worker.sizing.conftest import MODELS

@@ -172,11 +172,20 @@ class Topology:
             is_dsa_cp=is_dsa_cp,
         )
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether replicas share experts, and so one world; else each is a world of its own."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
+
+    @property
+    def joint_size(self) -> int:
+        """Ranks that meet at all: those of a world."""
+        return self.world_size if self.is_joint else self.replica_size
+
     def groups(self) -> tuple[Group, ...]:
         """All groups in the order in which every rank must create them.
 
-        Without expert parallelism replicas share nothing: each is a world of its own and the
-        groups are those of the first.
+        Where replicas are worlds of their own the groups are those of the first.
         """
         is_joint = self.enable_expert_parallel
         dps = range(self.data_parallel_size if is_joint else 1)
@@ -184,6 +193,7 @@ class Topology:
         world = tuple(range(len(dps) * self.replica_size))
         dcp = self.decode_context_parallel_size
         made = [Group(name="world", members=world)]
+        made += [self._group("replica", (dp,), pps, tps) for dp in dps]
         made += [self._group("tp", (dp,), (pp,), tps) for dp in dps for pp in pps]
         made += [Group(name="dcp", members=world[at : at + dcp]) for at in world[::dcp]]
         made += [self._group("pp", (dp,), pps, (tp,)) for dp in dps for tp in tps]
