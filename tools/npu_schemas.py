@@ -21,7 +21,7 @@ OPERATORS = (
     "npu_dynamic_quant",
     "npu_format_cast",
     "npu_grouped_matmul",
-    "npu_grouped_matmul_swiglu_quant",
+    "npu_grouped_matmul_swiglu_quant_v2",
     "npu_interleave_rope",
     "npu_kv_quant_sparse_flash_attention",
     "npu_kv_rmsnorm_rope_cache_v2",

@@ -29,6 +29,7 @@ class PackedMatrices:
         # Outputs 2r and 2r + 1 share a byte, the even one in its low half, in the file and here.
         self.weight = torch.empty((count, size_in, size_out // 2), dtype=torch.int8, device=device)
         self.scale = torch.empty((count, size_out), dtype=torch.float32, device=device)
+        self.scale_of_one_group = self.scale[:, None]
         self.compensation = torch.empty((count, size_out), dtype=torch.float32, device=device)
 
     def multiply(self, rows: Tensor, row_scales: Tensor, counts: Tensor) -> Tensor:
@@ -36,7 +37,7 @@ class PackedMatrices:
         product: Tensor = torch.ops.npu.npu_grouped_matmul(
             [rows],
             [self.weight],
-            scale=[self.scale],
+            scale=[self.scale_of_one_group],
             bias=[self.compensation],
             per_token_scale=[row_scales],
             group_list=counts,
@@ -46,6 +47,21 @@ class PackedMatrices:
             output_dtype=self._spec.dtype,
         )[0]
         return product
+
+    def multiply_and_gate(
+        self, rows: Tensor, row_scales: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gate and up columns multiplied, joined and quantized: int8 [A, out / 2], scales [A]."""
+        gated: tuple[Tensor, Tensor] = torch.ops.npu.npu_grouped_matmul_swiglu_quant_v2(
+            rows,
+            [self.weight],
+            [self.scale],
+            row_scales,
+            counts,
+            weight_assist_matrix=[self.compensation],
+            group_list_type=1,
+        )
+        return gated
 
     def slots(self, expert: int, name: str, part: Shard) -> Iterator[WeightSlot]:
         """Checkpoint tensors of one expert's matrix."""
@@ -84,17 +100,24 @@ class PackedMatrices:
     def finish_loading(self) -> None:
         """Eight weights become one int32, and scales the bits that the device multiplies by."""
         self.weight = to_blocked_layout(self.weight, self._spec).view(torch.int32)
-        self.scale = self.scale.view(torch.int32).to(torch.int64)[:, None]
+        self.scale = self.scale.view(torch.int32).to(torch.int64)
+        # The grouped product has room for a scale of each of several groups of inputs.
+        self.scale_of_one_group = self.scale[:, None]
 
 
 class Int4Experts:
-    """Two packed products; the gated unit between them is in the model's type."""
+    """Two packed products.
+
+    In the blocked layout the first one, the gated unit and the next quantization are one operator,
+    and nothing is rounded to the model's type in between.
+    """
 
     def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
         self._shards = shards
         count, hidden, width = len(shards.experts), shards.hidden, shards.width
         self.w13 = PackedMatrices(spec, count, hidden, 2 * width)
         self.w2 = PackedMatrices(spec, count, width, hidden)
+        self._gated = self.w13.multiply_and_gate if spec.weight_nz_mode else self._gated_in_steps
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """The weighted sum of the chosen experts [T, E]."""
@@ -108,10 +131,17 @@ class Int4Experts:
             active_expert_range=self._shards.active_range,
             quant_mode=1,
         )
-        hidden = torch.ops.npu.npu_swiglu(self.w13.multiply(rows, scales, counts))
-        quantized, hidden_scales = torch.ops.npu.npu_dynamic_quant(hidden)
-        products = self.w2.multiply(quantized, hidden_scales, counts)
+        hidden, hidden_scales = self._gated(rows, scales, counts)
+        products = self.w2.multiply(hidden, hidden_scales, counts)
         return self._shards.add_up(products, order, weights)
+
+    def _gated_in_steps(
+        self, rows: Tensor, scales: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same for weights in the plain layout, which the operator for all does not take."""
+        hidden = torch.ops.npu.npu_swiglu(self.w13.multiply(rows, scales, counts))
+        quantized: tuple[Tensor, Tensor] = torch.ops.npu.npu_dynamic_quant(hidden)
+        return quantized
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of each expert's three matrices."""

@@ -58,10 +58,10 @@ class Int8Experts:
 
     def _gated_in_one(self, rows: Tensor, scales: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """First product and gated unit, quantized again: int8 [A, I] and scales [A]."""
-        hidden, hidden_scales, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
-            rows, self.w13, counts.cumsum(0), self.w13_scale, scales
+        gated: tuple[Tensor, Tensor] = torch.ops.npu.npu_grouped_matmul_swiglu_quant_v2(
+            rows, [self.w13], [self.w13_scale], scales, counts, group_list_type=1
         )
-        return hidden, hidden_scales
+        return gated
 
     def _gated_in_two(self, rows: Tensor, scales: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """The same for weights in the plain layout, which the operator for both does not take."""

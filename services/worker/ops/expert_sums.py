@@ -67,6 +67,7 @@ def open_experts(
     scale: Tensor | None,
     bias: Tensor | None,
     *,
+    int4_scale_dims: int,
     native: Native | None = None,
 ) -> Experts:
     """Check the matrices and what belongs to them; remembered with a packed weight.
@@ -74,8 +75,10 @@ def open_experts(
     Args:
         operator: For messages.
         weight: int8 [groups, K, N], or int4 as int32 [groups, K, N / 8].
-        scale: Column scales [groups, N] (int4: int64 [groups, 1, N]); None for sums.
+        scale: Column scales [groups, N] (int4: int64, with a middle dimension of 1 if there are 3);
+            None for sums.
         bias: [groups, N] float32 with int4 weights, and with no others.
+        int4_scale_dims: 2 or 3.
         native: Finds the column sums that it needs.
     """
     known = getattr(weight, _CHECKED, None)
@@ -87,7 +90,7 @@ def open_experts(
     require(weight.dim() == 3, operator, "weight {} must be [groups, K, N]", weight.shape)
     groups, inner, outer = weight.shape[0], weight.shape[1], num_columns(weight)
     is_int4 = kind is torch.int32
-    middle = (1,) if is_int4 else ()
+    middle = (1,) if is_int4 and int4_scale_dims > 2 else ()
     _check_scale(operator, scale, is_int4, (groups, *middle, outer))
     _check_bias(operator, bias, is_int4, (groups, outer))
     is_packed = nz.is_nz(weight)

@@ -27,10 +27,13 @@ def _grouped_matmul(
 
 
 def _swiglu_quant(
-    x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, *rest: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows, scales = _rows(x, weight_scale.shape[-1])
-    return rows, scales, _empty((), torch.float32)
+    x: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    *rest: object,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    return _rows(x, weight_scale[0].shape[-1])
 
 
 def _dequant_swiglu_quant(x: Tensor, **unused: object) -> tuple[Tensor, Tensor]:
@@ -50,5 +53,5 @@ def kernels() -> dict[str, Callable[..., object]]:
     return {
         "npu_dequant_swiglu_quant": _dequant_swiglu_quant,
         "npu_grouped_matmul": _grouped_matmul,
-        "npu_grouped_matmul_swiglu_quant": _swiglu_quant,
+        "npu_grouped_matmul_swiglu_quant_v2": _swiglu_quant,
     }

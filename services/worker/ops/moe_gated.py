@@ -4,13 +4,14 @@ Both end with the quantization of the rows for the second product.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from services.worker.ops.checks import require, require_contiguous
 from services.worker.ops.expert_sums import (
+    COUNTS,
     Experts,
     check_rows,
     check_unset,
@@ -23,85 +24,129 @@ from services.worker.ops.expert_sums import (
 from services.worker.ops.native import Native
 from services.worker.ops.row_quant import quantize_rows
 
-_FUSED = "npu_grouped_matmul_swiglu_quant"
+_FUSED = "npu_grouped_matmul_swiglu_quant_v2"
 _GATED = "npu_dequant_swiglu_quant"
-_ENDS = 0
 _WIDEST = 16384
 """Columns of one half that the compiled kernel has room for; the device takes 10496."""
 
 
 def swiglu_quant(
     x: Tensor,
-    weight: Tensor,
-    group_list: Tensor,
-    weight_scale: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
     x_scale: Tensor,
+    group_list: Tensor,
     *,
-    bias: Tensor | None = None,
-    offset: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    weight_assist_matrix: Sequence[Tensor] | None = None,
+    group_list_type: int | None = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
     """The first product of experts, ``silu(gate) * up``, and the next quantization.
 
     Args:
         x: [M, K] int8 rows sorted by group.
-        weight: [groups, K, N] int8 in the blocked layout; gate columns come before up's.
-        group_list: [groups] int64 inclusive ends.
-        weight_scale: [groups, N] float32 or bfloat16.
+        weight: One tensor [groups, K, N] int8 or [groups, K, N / 8] int32 (int4), in the blocked
+            layout; gate columns come before up's.
+        weight_scale: One tensor [groups, N]: float32 or bfloat16, or for int4 int64, the bits of
+            float32.
         x_scale: [M] float32 row scales.
-        bias: None only.
-        offset: None only.
+        group_list: [groups] int64 inclusive ends (type 0) or counts (type 1).
+        weight_assist_matrix: int4 only, and needed there: one tensor [groups, N] float32, the bias
+            of the grouped product.
+        group_list_type: 0 or 1.
+        **unused: Other arguments; only their defaults are accepted.
 
     Returns:
-        Rows [M, N / 2] int8, their scales [M] float32, an unused tensor.
+        Rows [M, N / 2] int8, their scales [M] float32.
     """
-    experts, scale = _open(None, weight, weight_scale, bias, offset)
-    check_rows(_FUSED, experts, x, x_scale, group_list)
-    counts = counts_of(group_list, _ENDS)
-    groups = groups_of(_FUSED, counts, len(x))
-    values = scale_sums(exact_sums(x, weight, counts), groups, weight, scale, None, x_scale)
-    gate, up = values.chunk(2, dim=-1)
-    return *_quantized(torch.nn.functional.silu(gate) * up, len(x)), torch.empty(())
+    experts = _open(None, weight, weight_scale, weight_assist_matrix, unused)
+    return _fused(experts, x, weight[0], x_scale, group_list, group_list_type)
 
 
 def _native_swiglu_quant(
     native: Native,
     x: Tensor,
-    weight: Tensor,
-    group_list: Tensor,
-    weight_scale: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
     x_scale: Tensor,
+    group_list: Tensor,
     *,
-    bias: Tensor | None = None,
-    offset: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    experts, scale = _open(native, weight, weight_scale, bias, offset)
-    check_rows(_FUSED, experts, x, x_scale, group_list)
-    total, outer = x.shape[0], experts.outer
-    rows = torch.empty(total, outer // 2, dtype=torch.int8)
-    scales = torch.empty(total, dtype=torch.float32)
-    numbers = (total, experts.groups, experts.inner, outer, experts.scale_type)
-    native.call(
-        "grouped_swiglu", torch.float32, numbers, x, weight, group_list, scale, x_scale, rows,
-        scales,
-    )  # fmt: skip
-    return rows, scales, torch.empty(())
+    weight_assist_matrix: Sequence[Tensor] | None = None,
+    group_list_type: int | None = 0,
+    **unused: object,
+) -> tuple[Tensor, Tensor]:
+    experts = _open(native, weight, weight_scale, weight_assist_matrix, unused)
+    return _native_fused(native, experts, x, weight[0], x_scale, group_list, group_list_type)
 
 
 def _open(
     native: Native | None,
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    offset: Tensor | None,
-) -> tuple[Experts, Tensor]:
-    """The matrices, and their column scales."""
-    require(bias is None and offset is None, _FUSED, "bias and offset must be None")
-    require(weight.dtype is torch.int8, _FUSED, "weight {} must be int8", weight.dtype)
-    experts = open_experts(_FUSED, weight, scale, None, native=native)
+    weight: Sequence[Tensor],
+    scale: Sequence[Tensor],
+    assist: Sequence[Tensor] | None,
+    unused: Mapping[str, object],
+) -> Experts:
+    check_unset(_FUSED, unused)
+    is_right = len(weight) == len(scale) == 1 and (not assist or len(assist) == 1)
+    require(is_right, _FUSED, "weights, scales and assist matrix must be one tensor each")
+    bias = assist[0] if assist else None
+    experts = open_experts(_FUSED, weight[0], scale[0], bias, int4_scale_dims=2, native=native)
     # The device reads the bytes as blocked ones, whatever they are.
     require(experts.is_packed, _FUSED, "weight must be in the blocked layout (NZ)")
     require(experts.outer % 2 == 0, _FUSED, "{} columns must be two halves", experts.outer)
-    return experts, scale
+    return experts
+
+
+def _fused(
+    experts: Experts,
+    x: Tensor,
+    weight: Tensor,
+    row_scale: Tensor,
+    group_list: Tensor,
+    group_list_type: int | None,
+) -> tuple[Tensor, Tensor]:
+    check_rows(_FUSED, experts, x, row_scale, group_list)
+    assert experts.scale is not None
+    counts = counts_of(group_list, group_list_type)
+    groups = groups_of(_FUSED, counts, len(x))
+    sums = exact_sums(x, weight, counts)
+    values = scale_sums(sums, groups, weight, experts.scale, experts.bias, row_scale)
+    gate, up = values.chunk(2, dim=-1)
+    return _quantized(torch.nn.functional.silu(gate) * up, len(x))
+
+
+def _native_fused(
+    native: Native,
+    experts: Experts,
+    x: Tensor,
+    weight: Tensor,
+    row_scale: Tensor,
+    group_list: Tensor,
+    group_list_type: int | None,
+) -> tuple[Tensor, Tensor]:
+    check_rows(_FUSED, experts, x, row_scale, group_list)
+    assert experts.scale is not None
+    total, outer = x.shape[0], experts.outer
+    rows = torch.empty(total, outer // 2, dtype=torch.int8)
+    scales = torch.empty(total, dtype=torch.float32)
+    native.call(
+        "grouped_swiglu",
+        torch.float32,
+        (
+            total, experts.groups, experts.inner, outer, group_list_type == COUNTS, experts.bits,
+            experts.scale_type,
+        ),
+        x,
+        weight,
+        group_list,
+        experts.scale,
+        row_scale,
+        x if experts.bias is None else experts.bias,  # not read
+        x if experts.column_sums is None else experts.column_sums,
+        rows,
+        scales,
+    )  # fmt: skip
+    return rows, scales
 
 
 def dequant_swiglu_quant(

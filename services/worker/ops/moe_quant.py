@@ -21,6 +21,7 @@ from services.worker.ops.native import Native
 from services.worker.ops.scalar_types import to_dtype
 
 _NAME = "npu_grouped_matmul"
+_INT4_SCALE_DIMS = 3
 
 
 def grouped_matmul(
@@ -121,7 +122,9 @@ def _open(
     scale: Sequence[Tensor] | None,
     bias: Sequence[Tensor] | None,
 ) -> Experts:
-    return open_experts(_NAME, weight, _only(scale), _only(bias), native=native)
+    return open_experts(
+        _NAME, weight, _only(scale), _only(bias), int4_scale_dims=_INT4_SCALE_DIMS, native=native
+    )
 
 
 def _check(

@@ -48,10 +48,13 @@ SCHEMAS: Mapping[str, str] = MappingProxyType(
             "output_dtype=None, int? x_dtype=None, int? weight_dtype=None, int? "
             "scale_dtype=None, int? per_token_scale_dtype=None) -> Tensor[]"
         ),
-        "npu_grouped_matmul_swiglu_quant": (
-            "npu_grouped_matmul_swiglu_quant(Tensor x, Tensor weight, Tensor group_list, Tensor "
-            "weight_scale, Tensor x_scale, *, Tensor? bias=None, Tensor? offset=None) -> "
-            "(Tensor, Tensor, Tensor)"
+        "npu_grouped_matmul_swiglu_quant_v2": (
+            "npu_grouped_matmul_swiglu_quant_v2(Tensor x, Tensor[] weight, Tensor[] "
+            "weight_scale, Tensor x_scale, Tensor group_list, *, Tensor? smooth_scale=None, "
+            "Tensor[]? weight_assist_matrix=None, Tensor? bias=None, int? dequant_mode=0, int? "
+            "dequant_dtype=6, int? quant_mode=0, int? quant_dtype=1, int? group_list_type=0, "
+            "int[]? tuning_config=None, int? x_dtype=None, int? weight_dtype=None, int? "
+            "weight_scale_dtype=None, int? x_scale_dtype=None) -> (Tensor, Tensor)"
         ),
         "npu_interleave_rope": ("npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor"),
         "npu_kv_quant_sparse_flash_attention": (

@@ -68,13 +68,14 @@ static void quantize_rows(const void *context, int64_t first, int64_t last) {
 }
 
 int glm_grouped_swiglu_f32(int64_t total_rows, int64_t groups, int64_t inner, int64_t outer,
-                           int64_t scale_type, const int8_t *x, const void *w,
-                           const int64_t *ends, const void *scale, const float *row_scale,
+                           int64_t is_counts, int64_t bits, int64_t scale_type, const int8_t *x,
+                           const void *w, const int64_t *group_list, const void *scale,
+                           const float *row_scale, const float *bias, const int32_t *w_sums,
                            int8_t *q, float *q_scale) {
     experts_t e = {.total_rows = total_rows, .groups = groups, .inner = inner, .outer = outer,
-                   .bits = 8, .is_packed = 1, .scale_type = scale_type, .x = x, .w = w,
-                   .scale = scale, .row_scale = row_scale};
-    int status = open_experts(&e, 0, ends, outer / 2);
+                   .bits = bits, .is_packed = 1, .scale_type = scale_type, .x = x, .w = w,
+                   .scale = scale, .row_scale = row_scale, .bias = bias, .w_sums = w_sums};
+    int status = open_experts(&e, is_counts, group_list, outer / 2);
     if (status) return status;
     run_strips(&e, outer / 2, gate_strips);
     quantize_t t = {outer / 2, e.gated, q, q_scale};

@@ -22,6 +22,7 @@ _PACKED = 8
 _INT4_STEP = 64
 _GROUPED_INT4_ROWS = 18432
 _FUSED_COLUMNS = 10240
+_FUSED_INT4_ROWS = 20000
 _GATED_COLUMNS = 10496
 
 
@@ -85,6 +86,18 @@ def _int4_limits(arguments: Arguments, sizes: Sizes) -> str:
     return _output_violation(arguments)
 
 
+def _fused_int4_limits(arguments: Arguments, sizes: Sizes) -> str:
+    """W is 8P, in steps of 64, at most 10240; K in steps of 16, below 20000."""
+    inner, outer = sizes["K"], sizes["W"]
+    if outer != _PACKED * sizes["P"]:
+        return f"{outer} scales for {sizes['P']} packed columns of {_PACKED}"
+    if inner % _ROWS_BLOCK or outer % _INT4_STEP:
+        return f"{inner} by {outer}: steps of {_ROWS_BLOCK} and {_INT4_STEP}"
+    if inner >= _FUSED_INT4_ROWS or outer > _FUSED_COLUMNS:
+        return f"{inner} by {outer}: below {_FUSED_INT4_ROWS} and at most {_FUSED_COLUMNS}"
+    return ""
+
+
 def _fused_limits(arguments: Arguments, sizes: Sizes) -> str:
     """K in steps of 16, below 65536; W in steps of 32, at most 10240."""
     inner, outer = sizes["K"], sizes["W"]
@@ -95,9 +108,17 @@ def _fused_limits(arguments: Arguments, sizes: Sizes) -> str:
     return ""
 
 
+def takes_gated_sums(width: int) -> bool:
+    """Whether the device's gated unit on sums takes halves of `width` columns.
+
+    A dense MLP of GLM-5.2, 12288 wide, is not among them unless ranks share it.
+    """
+    return width <= _GATED_COLUMNS
+
+
 def _gated_limits(arguments: Arguments, sizes: Sizes) -> str:
     """W even, half of it at most 10496."""
-    is_right = sizes["W"] % 2 == 0 and sizes["W"] // 2 <= _GATED_COLUMNS
+    is_right = sizes["W"] % 2 == 0 and takes_gated_sums(sizes["W"] // 2)
     return "" if is_right else f"rows of {sizes['W']}: two halves of at most {_GATED_COLUMNS}"
 
 
@@ -159,6 +180,10 @@ GROUPED = (
 )
 """The quantized cases of the grouped product."""
 
+_FUSED_OPTIONS = MappingProxyType(
+    {"dequant_mode": (0,), "dequant_dtype": (6,), "quant_mode": (0,), "group_list_type": (0, 1)}
+)
+
 RULES: Rules = MappingProxyType(
     {
         "npu_dequant_swiglu_quant": (
@@ -186,16 +211,32 @@ RULES: Rules = MappingProxyType(
                 case="one group",
             ),
         ),
-        "npu_grouped_matmul_swiglu_quant": (
+        "npu_grouped_matmul_swiglu_quant_v2": (
+            Rule(
+                tensors={
+                    "x": Form("A K", INT8),
+                    "weight": Form("G K P", INT32, blocked=Blocked.REQUIRED),
+                    "weight_scale": Form("G W", INT64),
+                    "weight_assist_matrix": Form("G W", SCALE),
+                    "x_scale": Form("A", SCALE),
+                    "group_list": Form("G", INT64),
+                },
+                options=_FUSED_OPTIONS,
+                limits=_fused_int4_limits,
+                case="int8 by int4",
+                applies=_is_packed,
+            ),
             Rule(
                 tensors={
                     "x": Form("A K", INT8),
                     "weight": Form("G K W", INT8, blocked=Blocked.REQUIRED),
-                    "group_list": Form("G", INT64),
                     "weight_scale": Form("G W", SCALE),
                     "x_scale": Form("A", SCALE),
+                    "group_list": Form("G", INT64),
                 },
+                options=_FUSED_OPTIONS,
                 limits=_fused_limits,
+                case="int8 by int8",
             ),
         ),
     }

@@ -20,12 +20,12 @@ from services.worker.ops.expert_sums import (
 PAIRS = torch.randint(
     -128, 128, (3, 20, 24), dtype=torch.int8, generator=torch.Generator().manual_seed(5)
 )
-BITS = torch.ones((3, 1, 48), dtype=torch.int64)
+BITS = torch.ones((3, 48), dtype=torch.int64)
 BIAS = torch.zeros(3, 48)
 
 
 def open_int4(weight: torch.Tensor, native: Any, **changes: Any) -> Experts:
-    arguments = {"scale": BITS, "bias": BIAS, "native": native} | changes
+    arguments = {"scale": BITS, "bias": BIAS, "int4_scale_dims": 2, "native": native} | changes
     return open_experts("op", weight, **arguments)
 
 
@@ -110,7 +110,7 @@ def test_a_plain_weight_may_change_between_calls(compiled: dict[str, Any]) -> No
 def test_rows_that_do_not_go_with_the_experts_are_refused(
     changes: dict[str, Any], reason: str
 ) -> None:
-    experts = open_experts("op", PAIRS, None, None)
+    experts = open_experts("op", PAIRS, None, None, int4_scale_dims=2)
     right = {
         "x": torch.zeros((4, 20), dtype=torch.int8),
         "row_scale": torch.ones(4),

@@ -38,9 +38,14 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
         },
     ),
     "fused": (
-        "npu_grouped_matmul_swiglu_quant",
-        (X, INT8, COUNTS.cumsum(0), torch.ones(2, 64), ROWS),
-        {},
+        "npu_grouped_matmul_swiglu_quant_v2",
+        (X, [INT8], [torch.ones(2, 64)], ROWS, COUNTS),
+        {"group_list_type": 1},
+    ),
+    "fused, int4": (
+        "npu_grouped_matmul_swiglu_quant_v2",
+        (X, [INT4], [torch.ones((2, 128), dtype=torch.int64)], ROWS, COUNTS),
+        {"group_list_type": 1, "weight_assist_matrix": [torch.zeros(2, 128)]},
     ),
     "gated": (
         "npu_dequant_swiglu_quant",

@@ -11,7 +11,7 @@ COUNTS = [3, 0, 1, 61, 9]  # an empty group, one row, more rows than share a str
 IN_GROUPS = 74
 ROWS = 80
 
-FUSED = "npu_grouped_matmul_swiglu_quant"
+FUSED = "npu_grouped_matmul_swiglu_quant_v2"
 GATED = "npu_dequant_swiglu_quant"
 
 
@@ -51,11 +51,19 @@ def check(rows: torch.Tensor, scales: torch.Tensor, wanted: torch.Tensor) -> Non
     assert rows.abs().amax(-1).tolist() == [127] * len(rows)
 
 
+def pack_pairs(weight: torch.Tensor) -> torch.Tensor:
+    """int4 values [..., N] packed, two to a byte, then viewed as int32 as a checkpoint's are."""
+    pairs = (weight[..., ::2] & 15) | (weight[..., 1::2] << 4)
+    return nz.pack(pairs.contiguous()).view(torch.int32)
+
+
 @pytest.mark.parametrize(("inner", "outer"), [(192, 128), (64, 96), (600, 192), (37, 36)])
 @pytest.mark.parametrize("scale_type", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("list_type", [0, 1])
 def test_the_fused_product_quantizes_the_gated_unit(
     kernels: Any,
     generator: torch.Generator,
+    list_type: int,
     scale_type: torch.dtype,
     inner: int,
     outer: int,
@@ -63,9 +71,37 @@ def test_the_fused_product_quantizes_the_gated_unit(
     x, weight = random_int8(generator, ROWS, inner), random_int8(generator, 5, inner, outer)
     scale = random_scales(generator, 5, outer).to(scale_type)
     row_scale, counts = random_scales(generator, ROWS), torch.tensor(COUNTS)
-    rows, scales, _ = kernels[FUSED](x, nz.pack(weight), counts.cumsum(0), scale, row_scale)
+    rows, scales = kernels[FUSED](
+        x,
+        [nz.pack(weight)],
+        [scale],
+        row_scale,
+        counts if list_type else counts.cumsum(0),
+        group_list_type=list_type,
+    )
     assert rows.shape == (ROWS, outer // 2)
     assert scales.shape == (ROWS,)
+    wanted = gated(exact_sums(x, weight), by_row(scale, COUNTS), row_scale)
+    check(rows, scales, wanted)
+
+
+@pytest.mark.parametrize("list_type", [0, 1])
+@pytest.mark.parametrize(("inner", "outer"), [(192, 128), (64, 96), (46, 48)])
+def test_the_fused_product_of_int4_is_that_of_plain_integers(
+    kernels: Any, generator: torch.Generator, list_type: int, inner: int, outer: int
+) -> None:
+    x, weight = random_int8(generator, ROWS, inner), random_int8(generator, 5, inner, outer, low=-8)
+    scale, row_scale = random_scales(generator, 5, outer), random_scales(generator, ROWS)
+    counts = torch.tensor(COUNTS)
+    rows, scales = kernels[FUSED](
+        x,
+        [pack_pairs(weight)],
+        [scale.view(torch.int32).to(torch.int64)],
+        row_scale,
+        counts if list_type else counts.cumsum(0),
+        weight_assist_matrix=[8.0 * weight.sum(1).float() * scale],
+        group_list_type=list_type,
+    )
     wanted = gated(exact_sums(x, weight), by_row(scale, COUNTS), row_scale)
     check(rows, scales, wanted)
 
@@ -75,12 +111,14 @@ def test_a_fused_row_does_not_depend_on_the_rows_beside_it(
 ) -> None:
     x, weight = random_int8(generator, ROWS, 100), nz.pack(random_int8(generator, 5, 100, 128))
     scale, row_scale = random_scales(generator, 5, 128), random_scales(generator, ROWS)
-    together = kernels[FUSED](x, weight, torch.tensor(COUNTS).cumsum(0), scale, row_scale)
+    together = kernels[FUSED](
+        x, [weight], [scale], row_scale, torch.tensor(COUNTS), group_list_type=1
+    )
     for row, group in [(0, 0), (3, 2), (40, 3), (73, 4)]:
         counts = torch.zeros(5, dtype=torch.int64)
         counts[group] = 1
-        rows, scales, _ = kernels[FUSED](
-            x[row : row + 1], weight, counts.cumsum(0), scale, row_scale[row : row + 1]
+        rows, scales = kernels[FUSED](
+            x[row : row + 1], [weight], [scale], row_scale[row : row + 1], counts, group_list_type=1
         )
         assert torch.equal(rows[0], together[0][row])
         assert scales[0] == together[1][row]
@@ -96,7 +134,9 @@ def test_garbage_past_the_last_group_reaches_no_row(
 
     def run(garbage: int, number: float) -> tuple[torch.Tensor, ...]:
         x[IN_GROUPS:], row_scale[IN_GROUPS:] = garbage, number
-        rows, scales, _ = kernels[FUSED](x, nz.pack(weight), counts.cumsum(0), scale, row_scale)
+        rows, scales = kernels[FUSED](
+            x, [nz.pack(weight)], [scale], row_scale, counts, group_list_type=1
+        )
         found = rows[:IN_GROUPS].clone(), scales[:IN_GROUPS].clone()
         rows[IN_GROUPS:], scales[IN_GROUPS:] = garbage, number
         products = kernels["npu_grouped_matmul"](
@@ -121,7 +161,7 @@ def test_threads_do_not_change_the_fused_product(
     results = []
     for threads in (1, 3):
         native.set_num_threads(threads)
-        results.append(kernels[FUSED](x, weight, counts.cumsum(0), scale, row_scale))
+        results.append(kernels[FUSED](x, [weight], [scale], row_scale, counts, group_list_type=1))
     native.set_num_threads(1)
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
@@ -164,7 +204,7 @@ def test_fused_and_unfused_first_products_agree(kernels: Any, generator: torch.G
     x, weight = random_int8(generator, ROWS, 192), nz.pack(random_int8(generator, 5, 192, 128))
     scale, row_scale = random_scales(generator, 5, 128), random_scales(generator, ROWS)
     counts = torch.tensor(COUNTS)
-    fused = kernels[FUSED](x, weight, counts.cumsum(0), scale, row_scale)
+    fused = kernels[FUSED](x, [weight], [scale], row_scale, counts, group_list_type=1)
     sums = kernels["npu_grouped_matmul"](
         [x], [weight], group_list=counts, group_list_type=1, split_item=3, group_type=0,
         output_dtype=torch.int32,
@@ -194,10 +234,10 @@ def test_a_row_of_zero_sums_has_scale_zero(kernels: Any) -> None:
 def fused(kernels: Any, **changes: Any) -> None:
     arguments = {
         "x": torch.zeros((3, 16), dtype=torch.int8),
-        "weight": nz.pack(torch.zeros((2, 16, 32), dtype=torch.int8)),
-        "group_list": torch.tensor([1, 3]),
-        "weight_scale": torch.ones(2, 32),
+        "weight": [nz.pack(torch.zeros((2, 16, 32), dtype=torch.int8))],
+        "weight_scale": [torch.ones(2, 32)],
         "x_scale": torch.ones(3),
+        "group_list": torch.tensor([1, 3]),
     } | changes
     kernels[FUSED](**arguments)
 
@@ -205,15 +245,16 @@ def fused(kernels: Any, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"weight": torch.zeros((2, 16, 32), dtype=torch.int8)}, "NZ"),
-        ({"weight": nz.pack(torch.zeros((2, 8, 32), dtype=torch.int8))}, r"\[M, 8\]"),
-        ({"weight": nz.pack(torch.zeros((2, 16, 32), dtype=torch.int32))}, "must be int8"),
-        ({"weight_scale": torch.ones(2, 30)}, "scale"),
+        ({"weight": [torch.zeros((2, 16, 32), dtype=torch.int8)]}, "NZ"),
+        ({"weight": [nz.pack(torch.zeros((2, 8, 32), dtype=torch.int8))]}, r"\[M, 8\]"),
+        ({"weight": [nz.pack(torch.zeros((2, 16, 4), dtype=torch.int32))]}, "int64 bits"),
+        ({"weight_scale": [torch.ones(2, 30)]}, "scale"),
         ({"x_scale": torch.ones(2)}, "row scales"),
         ({"group_list": torch.tensor([1, 3, 3])}, "group_list"),
         ({"group_list": torch.tensor([1, 4])}, r"fit the rows|outside"),
-        ({"bias": torch.ones(2, 32)}, "bias and offset must be None"),
-        ({"offset": torch.ones(2, 32)}, "bias and offset must be None"),
+        ({"weight_assist_matrix": [torch.ones(2, 32)]}, "no bias"),
+        ({"smooth_scale": torch.ones(2)}, "smooth_scale"),
+        ({"dequant_mode": 1}, "dequant_mode"),
     ],
 )
 def test_what_the_fused_product_would_refuse_is_refused(

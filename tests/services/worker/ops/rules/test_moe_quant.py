@@ -54,12 +54,26 @@ def packed(inner: int = 64, outer: int = 192, groups: int = 4, **changes: Any) -
 def fused(inner: int = 192, outer: int = 128, **changes: Any) -> str:
     named = {
         "x": meta(6, inner, dtype=INT8),
-        "weight": nz.shaped(meta(4, inner, outer, dtype=INT8)),
-        "group_list": meta(4, dtype=INT64),
-        "weight_scale": meta(4, outer, dtype=F32),
+        "weight": [nz.shaped(meta(4, inner, outer, dtype=INT8))],
+        "weight_scale": [meta(4, outer, dtype=F32)],
         "x_scale": meta(6, dtype=F32),
+        "group_list": meta(4, dtype=INT64),
+        "group_list_type": 1,
     } | changes
-    return call("npu_grouped_matmul_swiglu_quant", **named)
+    return call("npu_grouped_matmul_swiglu_quant_v2", **named)
+
+
+def fused_packed(inner: int = 192, outer: int = 128, **changes: Any) -> str:
+    named = {
+        "x": meta(6, inner, dtype=INT8),
+        "weight": [nz.shaped(meta(4, inner, outer // 8, dtype=INT32))],
+        "weight_scale": [meta(4, outer, dtype=INT64)],
+        "weight_assist_matrix": [meta(4, outer, dtype=F32)],
+        "x_scale": meta(6, dtype=F32),
+        "group_list": meta(4, dtype=INT64),
+        "group_list_type": 1,
+    } | changes
+    return call("npu_grouped_matmul_swiglu_quant_v2", **named)
 
 
 def gated(width: int = 128, groups: int = 4, **changes: Any) -> str:
@@ -80,7 +94,7 @@ def gated_together(**changes: Any) -> str:
 
 @pytest.mark.parametrize(
     "make_call",
-    [grouped, sums, packed, fused, gated, gated_together],
+    [grouped, sums, packed, fused, fused_packed, gated, gated_together],
     ids=lambda f: f.__name__,
 )
 def test_right_calls_pass(make_call: Any) -> None:
@@ -88,7 +102,7 @@ def test_right_calls_pass(make_call: Any) -> None:
 
 
 def test_the_sizes_of_glm_5_2_pass() -> None:
-    assert fused(6144, 4096) == ""
+    assert fused(6144, 4096) == fused_packed(6144, 4096) == ""
     assert grouped(2048, 6144) == packed(2048, 6144) == sums(inner=6144, outer=4096) == ""
     assert gated(4096) == ""
 
@@ -120,13 +134,19 @@ def test_the_sizes_of_glm_5_2_pass() -> None:
         (packed(weight=meta(4, 64, 23, dtype=INT32)), "192 scales for 23 packed columns"),
         (packed(groups=1), "counts need two or more"),
         (packed(output_dtype=INT32), "output_dtype: torch.int32"),
-        (fused(weight=meta(4, 192, 128, dtype=INT32)), "int32 must be int8"),
-        (fused(weight=meta(4, 192, 128, dtype=INT8)), "must be in the blocked layout (NZ)"),
-        (fused(weight_scale=meta(4, 128, dtype=BF16)), "bfloat16 must be fp32"),
+        (fused(weight=[meta(4, 192, 128, dtype=torch.int16)]), "int16 must be int8"),
+        (fused(weight_scale=[meta(4, 128, dtype=BF16)]), "bfloat16 must be fp32"),
         (fused(x_scale=meta(6, 1, dtype=F32)), "x_scale"),
         (fused(bias=meta(4, 128, dtype=INT32)), "bias: this version passes no tensor here"),
         (fused(outer=10272), "at most 10240"),
         (fused(inner=65536), "below 65536"),
+        (fused(weight=[meta(4, 192, 128, dtype=INT8)]), "must be in the blocked layout (NZ)"),
+        (fused_packed(dequant_mode=1), "dequant_mode"),
+        (fused_packed(smooth_scale=meta(4, dtype=F32)), "smooth_scale"),
+        (fused_packed(weight_assist_matrix=None), "weight_assist_matrix: must be one tensor"),
+        (fused_packed(weight_scale=[meta(4, 128, dtype=F32)]), "float32 must be int64"),
+        (fused_packed(inner=20000), "below 20000"),
+        (fused_packed(outer=160), "steps of 16 and 64"),
         (gated(width=96), "96: steps of 128"),
         (gated(width=21120), "at most 10496"),
         (gated(quant_mode=0), "quant_mode"),
