@@ -194,9 +194,11 @@ def _open_device(name: str) -> torch.device:
     """The device; an NPU's operators come with its library, which is imported here alone."""
     if name == "npu":
         try:
-            importlib.import_module("torch_npu")
+            library = importlib.import_module("torch_npu")
         except ImportError as error:
             raise ConfigError(f"--device npu: torch_npu cannot be imported: {error}") from error
+        # Otherwise a cast to the blocked layout may leave a weight as it is.
+        library.npu.config.allow_internal_format = True
     return torch.device(name)
 
 
