@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from services.worker.kv_cache import LayerCache
 from services.worker.model.key_cache import make_key_cache
@@ -30,7 +29,8 @@ class KeyNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise `x` [T, Di]."""
-        return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, _KEY_NORM_EPSILON)
+        normed: Tensor = torch.ops.glm.layer_norm(x, self.weight, self.bias, _KEY_NORM_EPSILON)
+        return normed
 
 
 class Indexer:

@@ -25,7 +25,12 @@ _OPTIONS = (
     "-Wall",
     "-Wextra",
 )
-_UNITS = {"bf16": ("kernels.c", "-DELEM_BF16"), "f32": ("kernels.c",), "pool": ("pool.c",)}
+_UNITS = {
+    "bf16": ("kernels.c", "-DELEM_BF16"),
+    "f32": ("kernels.c",),
+    "pool": ("pool.c",),
+    "replay": ("replay.c",),
+}
 
 
 class BuildError(Exception):

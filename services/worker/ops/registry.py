@@ -20,6 +20,7 @@ from services.worker.ops import (
     dense,
     indexer,
     indexer_quant,
+    layer_norm,
     meta,
     moe,
     moe_gated,
@@ -49,6 +50,7 @@ _FAMILIES = (
     quant_product,
     rope,
 )
+_OWN_FAMILIES = (dense, layer_norm)
 
 Kernel = Callable[..., object]
 
@@ -94,19 +96,20 @@ def _register_once() -> tuple[torch.library.Library, ...]:
             "serving with the slow torch versions"
         )
     libraries.append(_implement(cpu_kernels(library), "CPU"))
-    libraries.append(_define_own(dense.kernels(library)))
+    libraries.append(_define_own(library))
     return tuple(libraries)
 
 
-def _define_own(kernels: Mapping[str, Kernel]) -> torch.library.Library:
+def _define_own(native_library: native.Native | None) -> torch.library.Library:
     """The operators that are ours on every device: plain torch, and a CPU kernel where built."""
     library = torch.library.Library(_OWN_NAMESPACE, "DEF")
-    for schema in dense.SCHEMAS:
-        library.define(schema)
-    for name, default in dense.defaults().items():
-        library.impl(name, default, "CompositeExplicitAutograd")
-    for name, kernel in kernels.items():
-        library.impl(name, kernel, "CPU")
+    for family in _OWN_FAMILIES:
+        for schema in family.SCHEMAS:
+            library.define(schema)
+        for name, default in family.defaults().items():
+            library.impl(name, default, "CompositeExplicitAutograd")
+        for name, kernel in family.kernels(native_library).items():
+            library.impl(name, kernel, "CPU")
     return library
 
 

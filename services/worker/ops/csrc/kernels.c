@@ -1,5 +1,6 @@
 /* All kernels of one element type as one translation unit. */
 #include "rows.c"
+#include "move.c"
 #include "routing.c"
 #include "routing_int8.c"
 #include "matmul.c"

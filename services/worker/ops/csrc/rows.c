@@ -56,6 +56,40 @@ int KERNEL(add_rms_norm)(int64_t rows, int64_t width, double epsilon, const elem
     return OK;
 }
 
+typedef struct {
+    int64_t width, stride;
+    float epsilon;
+    const elem_t *x, *gamma, *beta;
+    elem_t *y;
+} layer_norm_t;
+
+static void layer_norm_rows(const void *context, int64_t first, int64_t last) {
+    const layer_norm_t *n = context;
+    for (int64_t row = first; row < last; row++) {
+        const elem_t *x = n->x + row * n->stride;
+        elem_t *y = n->y + row * n->width;
+        float total = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : total)
+        for (int64_t i = 0; i < n->width; i++) total += to_float(x[i]);
+        float mean = total / (float)n->width;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < n->width; i++)
+            squares += (to_float(x[i]) - mean) * (to_float(x[i]) - mean);
+        float factor = 1.0f / sqrtf(squares / (float)n->width + n->epsilon);
+#pragma omp simd
+        for (int64_t i = 0; i < n->width; i++)
+            y[i] = from_float((to_float(x[i]) - mean) * factor * to_float(n->gamma[i]) +
+                              to_float(n->beta[i]));
+    }
+}
+
+int KERNEL(layer_norm)(int64_t rows, int64_t width, int64_t stride, double epsilon, const elem_t *x,
+                       const elem_t *gamma, const elem_t *beta, elem_t *y) {
+    layer_norm_t n = {width, stride, (float)epsilon, x, gamma, beta, y};
+    over_rows(rows, width, layer_norm_rows, &n);
+    return OK;
+}
+
 /* Pairs (2i, 2i + 1) in, first members then second members out. */
 ALWAYS_INLINE void rotate(const elem_t *x, const elem_t *cosines, const elem_t *sines, elem_t *y) {
     float first[HALF], second[HALF];

@@ -86,6 +86,45 @@ def test_helpers_that_slept_are_woken(four_threads: Any, generator: torch.Genera
         assert torch.equal(swiglu(x), expected)
 
 
+class Notes:
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, tuple[float, ...]]] = []
+
+    def note(
+        self, name: str, dtype: torch.dtype, arguments: tuple[float, ...], tensors: tuple[Any, ...]
+    ) -> None:
+        assert dtype is torch.float32
+        self.taken.append((name, arguments))
+
+
+def test_calls_are_noted_inside_only(compiled: dict[str, Any]) -> None:
+    library, notes = next(iter(compiled.values())), Notes()
+    x, y = torch.ones(2, 8), torch.zeros(2, 4)
+    addresses = (x.data_ptr(), y.data_ptr())
+    library.call("swiglu", torch.float32, (2, 4), x, y)
+    with library.noted_by(notes):
+        library.call("swiglu", torch.float32, (2, 4), x, y)
+        run = library.function("swiglu", torch.float32)
+        assert run(1, 4, *addresses) == 0
+        assert library.function("draw", torch.bfloat16) is None
+    library.call("swiglu", torch.float32, (2, 4), x, y)
+    assert notes.taken == [("swiglu", (2, 4, *addresses)), ("swiglu", (1, 4, *addresses))]
+
+
+def test_an_error_ends_the_notes(compiled: dict[str, Any]) -> None:
+    library = next(iter(compiled.values()))
+    with pytest.raises(KeyError), library.noted_by(Notes()):
+        raise KeyError
+    with library.noted_by(Notes()):
+        pass
+
+
+def test_one_library_is_one_object(compiled: dict[str, Any]) -> None:
+    first = native.load()
+    native.load.cache_clear()
+    assert native.load() is first
+
+
 def test_torch_keeps_one_thread_beside_the_compiled_kernels(compiled: dict[str, Any]) -> None:
     before = torch.get_num_threads()
     ops.set_num_threads(2)
