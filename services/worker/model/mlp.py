@@ -12,6 +12,7 @@ from services.worker.model.projections import make_projection
 from services.worker.model.shards import Cut
 from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
+from services.worker.ops.rules.moe_quant import takes_gated_sums
 
 
 class MLP(Protocol):
@@ -37,7 +38,8 @@ def make_mlp(spec: ModelSpec, prefix: str, width: int) -> MLP:
     gate_up = make_projection(spec, prefix, parts, hidden, Cut.OUTPUTS)
     down = make_projection(spec, prefix, {"down_proj": hidden}, width, Cut.INPUTS)
     if isinstance(gate_up, DynamicInt8Linear) and isinstance(down, DynamicInt8Linear):
-        return DynamicInt8MLP(gate_up, down)
+        if takes_gated_sums(spec.placement.largest_share(width)):
+            return DynamicInt8MLP(gate_up, down)
     return GatedMLP(gate_up, down)
 
 

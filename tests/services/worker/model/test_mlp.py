@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from services.worker.model.mlp import DynamicInt8MLP, GatedMLP, make_mlp
+from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
 from services.worker.quant.scheme import QuantDescription
 
@@ -72,3 +73,11 @@ def test_an_mlp_of_mixed_kinds_is_computed_by_its_parts(spec: ModelSpec) -> None
     types = dict(own.quantization.types) | {"mlp.down_proj.weight": "FLOAT"}
     own = replace(own, quantization=QuantDescription(source="d.json", types=types))
     assert isinstance(make_mlp(own, "mlp.", 24), GatedMLP)
+
+
+def test_an_mlp_wider_than_the_devices_gated_unit_is_computed_by_its_parts(spec: ModelSpec) -> None:
+    """GLM-5.2's dense layers on one rank; shared by two ranks they fit."""
+    own = described(replace(spec, device=torch.device("meta")), "W8A8_DYNAMIC")
+    assert isinstance(make_mlp(own, "mlp.", 12288), GatedMLP)
+    halved = replace(own, placement=Placement(tp_size=2))
+    assert isinstance(make_mlp(halved, "mlp.", 12288), DynamicInt8MLP)
