@@ -1,52 +1,45 @@
-"""A wrong argument name, type or layout at any call site fails the step."""
+"""A wrong argument at any call of a device operator in the worker fails a step that makes it."""
 
 import ast
 import functools
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 
 import pytest
-import torch
 
-from services.worker.model.cache_format import CacheFormat
-from services.worker.model.decoder import Decoder
-from services.worker.model.spec import ModelSpec
-from services.worker.ops.device_rules import DeviceGuard
 from services.worker.ops.schemas import SCHEMAS
 from shared.errors import ConfigError
-from tools.npu_contract.cases import STEPS, make_caches, make_step, model_configs
-from tools.npu_contract.faults import (
-    MODEL,
-    Fault,
-    find_faults,
+from tools.npu_contract.drive import Run, build, drive
+from tools.npu_contract.faults import Fault, Kind, find_faults, planted_methods
+from tools.npu_contract.sites import (
+    STEP,
+    Reached,
+    Site,
+    find_reached,
     find_sites,
     operator_calls,
-    planted_methods,
+    sources,
 )
+from tools.npu_contract.variants import FAULT_VARIANTS, Variant
 
-FAULTS = find_faults()
-CONFIG = model_configs()["glm-5.2 TP8 heads"]
-# Together their steps make every call.
-FORMS = ({}, {"cache": CacheFormat(sparse_sfa_c8=True, sparse_li_c8=True)})
-CASE = STEPS["mixed"]
-# With one tensor of any size and type, only the operator that takes its result can tell.
-SHOWN_BY_THE_NEXT = {"npu_dynamic_quant", "npu_swiglu"}
+# Alone such a call is sound: only the operator that takes its result can tell.
+SHOWN_BY_THE_NEXT = {
+    ("npu_dynamic_quant", "dst_type"),
+    ("npu_dynamic_quant", "input"),
+    ("npu_moe_init_routing_v2", "quant_mode"),
+    ("npu_quantize", "input"),
+    ("npu_swiglu", "input"),
+}
 
 
 @functools.cache
-def decoders() -> list[Decoder]:
-    base = ModelSpec(config=CONFIG, dtype=torch.bfloat16, device=torch.device("meta"))
-    return [Decoder.build(replace(base, **form)) for form in FORMS]
+def reached() -> Mapping[Site, list[Reached]]:
+    return find_reached()
 
 
-def run_step() -> torch.Tensor:
-    """One step of each form; the logits of the last."""
-    token_ids, step = make_step(CASE, "meta")
-    with DeviceGuard():
-        for decoder in decoders():
-            hidden = decoder.forward(token_ids, step, make_caches(decoder.spec, CASE))
-            logits = decoder.compute_logits(hidden)
-    return logits
+def run(variant: Variant) -> Run:
+    """Loading and a step, all new: a fault may be in either."""
+    return drive(build(variant.spec), STEP)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault | None, module: str) -> None:
@@ -54,17 +47,22 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault | None, module: str) -> 
         monkeypatch.setattr(owner, name, method)
 
 
-def test_faults_cover_every_operator_and_kind() -> None:
-    """No call of the model is outside the functions that are looked at."""
-    calls = [
-        call for path in MODEL.glob("*.py") for call in operator_calls(ast.parse(path.read_text()))
-    ]
-    sites = find_sites()
-    assert len(sites) == len(calls)
-    assert {site.operator for site in sites} == SCHEMAS.keys()
-    kinds = Counter(fault.kind for fault in FAULTS)
-    assert kinds.keys() == {"name", "type", "layout"}
-    assert min(kinds.values()) > 30
+def test_no_call_is_outside_the_functions_that_are_looked_at() -> None:
+    calls = [call for text in sources().values() for call in operator_calls(ast.parse(text))]
+    assert len(find_sites()) == len(calls)
+    assert {site.operator for site in find_sites()} == SCHEMAS.keys()
+
+
+def test_every_call_is_made_by_a_variant() -> None:
+    assert [str(site) for site, runs in reached().items() if not runs] == []
+
+
+def test_there_are_faults_of_every_kind_for_every_call() -> None:
+    faults = find_faults(reached())
+    assert {fault.site for fault in faults} == set(find_sites())
+    kinds = Counter(fault.kind for fault in faults)
+    assert kinds.keys() == set(Kind)
+    assert min(kinds.values()) > 20
 
 
 @pytest.mark.parametrize("module", sorted({site.module for site in find_sites()}))
@@ -72,17 +70,30 @@ def test_without_a_fault_the_copied_module_passes(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, None, module)
-    assert run_step().shape == (sum(CASE.query_lens), CONFIG.vocab_size)
+    for variant in FAULT_VARIANTS:
+        assert run(variant).calls
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_planted_fault_fails_the_step(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", find_faults(reached()), ids=str)
+def test_a_planted_fault_fails_a_step(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, fault, fault.site.module)
-    with pytest.raises((RuntimeError, ConfigError)) as failure:
-        run_step()
-    if fault.kind == "name":
+    failure = first_failure(fault)
+    assert failure is not None, "no variant that makes the call fails"
+    text = str(failure)
+    if fault.kind is Kind.NAME:
         unknown = f"Unknown keyword argument '{fault.argument}_'"
         missing = f"is missing value for argument '{fault.argument}'"  # one without a default
-        assert unknown in str(failure.value) or missing in str(failure.value)
-    elif fault.site.operator not in SHOWN_BY_THE_NEXT and isinstance(failure.value, ConfigError):
-        assert str(failure.value).startswith(f"{fault.site.operator}: ")
+        assert unknown in text or missing in text
+    elif isinstance(failure, ConfigError):
+        shown = (fault.site.operator, fault.argument) in SHOWN_BY_THE_NEXT
+        assert shown or text.startswith(f"{fault.site.operator}: ")
+
+
+def first_failure(fault: Fault) -> Exception | None:
+    """What is said by the first variant that makes the call and cannot."""
+    for found in reached()[fault.site]:
+        try:
+            run(found.variant)
+        except (RuntimeError, ConfigError) as error:
+            return error
+    return None

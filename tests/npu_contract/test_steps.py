@@ -1,199 +1,211 @@
-"""Whole decoder steps on meta tensors, through torch_npu's own shape functions."""
+"""Whole steps of every variant on meta tensors, through torch_npu's own shape functions."""
 
 import functools
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
-from services.worker.model.spec import ModelSpec
-from services.worker.ops.device_rules import DeviceGuard, bind
+from services.worker.ops.nz import is_nz
 from services.worker.ops.schemas import SCHEMAS
-from tools.npu_contract.cases import STEPS, make_caches, make_step, model_configs
+from tools.npu_contract.cases import STEPS
+from tools.npu_contract.drive import Run, build, drive
+from tools.npu_contract.shapes import StepShapes, find_wrong_shape
+from tools.npu_contract.variants import VARIANTS
 
-BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
-CONFIGS = model_configs()
-# Results whose shape the wheel gives although a device leaves them undefined in our mode; the model
-# reads none of them. The LSE of the paged attention, whose shape is wrong in the wheel (it takes
-# the block size for the number of KV heads), is not asked for; see test_known_faults.
-UNUSED = {
-    "npu_kv_rmsnorm_rope_cache_v2": {0, 1},  # rows, only with is_output_kv
-    "npu_lightning_indexer": {1},  # values, only with return_value
-    "npu_sparse_flash_attention": {1, 2},  # LSE
-    "npu_moe_gating_top_k": {2},  # scores, only with out_flag
-    "npu_moe_init_routing_v2": {3},  # scales, only when quantizing
-    "npu_rms_norm": {1},  # factors, for training
-    "npu_add_rms_norm": {1},
-}
-
-Shape = tuple[tuple[int, ...], torch.dtype]
-
-
-def _has_kernel(name: str, key: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-
-class Recorder(TorchDispatchMode):
-    """Every device operator of a step with its arguments and results, and the names of the rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, dict[str, Any], list[torch.Tensor]]] = []
-        self.others: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if func.namespace != "npu":
-            if _has_kernel(func.name(), "CompositeImplicitAutograd"):
-                with self:  # made of other operators on every device: note those
-                    return func.decompose(*args, **named)
-            self.others.add(func.name())
-            return func(*args, **named)
-        result = func(*args, **named)
-        name = func._schema.name.removeprefix("npu::")
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
-        self.calls.append((name, bind(func._schema, args, named), results))
-        return result
+BF16, F32 = torch.bfloat16, torch.float32
 
 
 @functools.cache
-def decoder(name: str) -> Decoder:
-    spec = ModelSpec(config=CONFIGS[name], dtype=BF16, device=torch.device("meta"))
-    return Decoder.build(spec)
+def built(name: str) -> tuple[Decoder, Run]:
+    loading = Run()
+    return build(VARIANTS[name].spec, loading), loading
 
 
-def run(name: str, step_name: str) -> tuple[Recorder, torch.Tensor, torch.Tensor]:
-    case = STEPS[step_name]
-    token_ids, step = make_step(case, "meta")
-    caches = make_caches(decoder(name).spec, case)
-    with Recorder() as recorder, DeviceGuard():
-        hidden = decoder(name).forward(token_ids, step, caches)
-        logits = decoder(name).compute_logits(hidden)
-    return recorder, hidden, logits
+@functools.cache
+def run(name: str, step_name: str) -> Run:
+    return drive(built(name)[0], STEPS[step_name])
 
 
-def expected_results(config: ModelConfig, tokens: int) -> dict[str, list[dict[int, Shape]]]:
-    """The results that each operator may give in a step of `tokens` tokens."""
-    heads, hidden, latent = config.num_attention_heads, config.hidden_size, config.kv_lora_rank
-    chosen, width = config.num_experts_per_tok, config.moe_intermediate_size
-    copies, experts = tokens * chosen, config.n_routed_experts
-    index_heads = config.index_n_heads
-    return {
-        "npu_rms_norm": [{0: ((tokens, n), BF16)} for n in (hidden, config.q_lora_rank)],
-        "npu_add_rms_norm": [{0: ((tokens, hidden), BF16), 2: ((tokens, hidden), BF16)}],
-        "npu_kv_rmsnorm_rope_cache_v2": [{}],
-        "npu_scatter_nd_update_": [{}],
-        "npu_interleave_rope": [{0: ((tokens, n, 1, 64), BF16)} for n in (heads, index_heads, 1)],
-        "npu_lightning_indexer": [{0: ((tokens, 1, config.index_topk), I32)}],
-        "npu_transpose_batchmatmul": [
-            {0: ((tokens, heads, n), BF16)} for n in (latent, config.v_head_dim)
-        ],
-        "npu_sparse_flash_attention": [{0: ((tokens, heads, latent), BF16)}],
-        "npu_moe_gating_top_k": [{0: ((tokens, chosen), F32), 1: ((tokens, chosen), I32)}],
-        "npu_moe_init_routing_v2": [
-            {0: ((copies, hidden), BF16), 1: ((copies,), I32), 2: ((experts,), I64)}
-        ],
-        "npu_grouped_matmul": [{0: ((copies, n), BF16)} for n in (2 * width, hidden)],
-        "npu_swiglu": [
-            {0: ((rows, n), BF16)}
-            for rows, n in (
-                (tokens, config.intermediate_size),
-                (tokens, width * config.n_shared_experts),
-                (copies, width),
-            )
-        ],
-        "npu_moe_token_unpermute": [{0: ((tokens, hidden), BF16)}],
-    }
+def size_of(shape: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(shape.shape), shape.dtype
 
 
 @pytest.mark.parametrize("step_name", STEPS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_step_passes_the_wheels_shape_functions(name: str, step_name: str) -> None:
-    config = CONFIGS[name]
-    tokens = sum(STEPS[step_name].query_lens)
-    recorder, hidden, logits = run(name, step_name)
-    assert (tuple(hidden.shape), hidden.dtype) == ((tokens, config.hidden_size), BF16)
-    assert (tuple(logits.shape), logits.dtype) == ((tokens, config.vocab_size), F32)
-    expected = expected_results(config, tokens)
-    for operator, _, results in recorder.calls:
-        unused = UNUSED.get(operator, set())
-        got = {
-            at: (tuple(result.shape), result.dtype)
-            for at, result in enumerate(results)
-            if at not in unused
-        }
-        if operator != "npu_scatter_nd_update_":
-            assert got in expected[operator], operator
+    spec, tokens = built(name)[0].spec, sum(STEPS[step_name].query_lens)
+    found = run(name, step_name)
+    hidden = ((tokens, spec.config.hidden_size), BF16)
+    logits = ((tokens, spec.placement.largest_share(spec.config.vocab_size)), F32)
+    due = {"hidden": hidden, "logits": logits}
+    if spec.has_mtp:
+        due |= {"draft hidden": hidden, "draft logits": logits}
+    assert {output: size_of(tensor) for output, tensor in found.outputs.items()} == due
+    expected = StepShapes(spec, tokens).expected()
+    for call in found.calls:
+        if call.operator == "npu_scatter_nd_update_":
+            assert size_of(call.results[0]) == size_of(call.arguments["input"])
+        else:
+            assert find_wrong_shape(expected, call.operator, call.results) == ""
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def test_together_the_variants_make_every_call() -> None:
+    called = {call.operator for name in VARIANTS for call in built(name)[1].calls}
+    called |= {call.operator for name in VARIANTS for call in run(name, "decode").calls}
+    assert called == SCHEMAS.keys()
+
+
+def counted(name: str) -> Counter[str]:
+    return Counter(call.operator for call in run(name, "mixed").calls)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if VARIANTS[name].weights == "bf16"])
 def test_each_kind_of_layer_makes_its_calls(name: str) -> None:
-    config = CONFIGS[name]
-    layers = range(config.num_hidden_layers)
+    spec = built(name)[0].spec
+    config, cache = spec.config, spec.cache
+    # The MTP layer is one more that selects for itself and has experts; it has three norms more.
+    layers = range(config.num_hidden_layers + spec.has_mtp)
     full = sum(config.has_indexer(layer) for layer in layers)
     sparse = sum(config.is_sparse(layer) for layer in layers)
     assert 0 < full < len(layers)
     assert 0 < sparse < len(layers)
-    calls = Counter(operator for operator, _, _ in run(name, "mixed")[0].calls)
     # The query side is narrower than the device's per-head product takes; nano's values are too.
     per_head = len(layers) if config.v_head_dim % 128 == 0 else 0
-    assert calls == {
-        "npu_rms_norm": 1 + len(layers),
-        "npu_add_rms_norm": 2 * len(layers),
-        "npu_kv_rmsnorm_rope_cache_v2": len(layers),
-        "npu_interleave_rope": len(layers) + 2 * full,
-        "npu_scatter_nd_update_": full,
-        "npu_lightning_indexer": full,
-        **({"npu_transpose_batchmatmul": per_head} if per_head else {}),
-        "npu_sparse_flash_attention": len(layers),
-        "npu_moe_gating_top_k": sparse,
-        "npu_moe_init_routing_v2": sparse,
-        "npu_grouped_matmul": 2 * sparse,
-        "npu_swiglu": len(layers) + sparse,
-        "npu_moe_token_unpermute": sparse,
-    }
-    if name.startswith("glm-5.2"):
-        assert calls.keys() == SCHEMAS.keys()
+    packed, eight = len(layers) * cache.sparse_sfa_c8, full * cache.sparse_li_c8
+    due = Counter(
+        {
+            # The first norm of model and MTP layer has no sum before it; both inputs of the MTP
+            # layer are normalised, and the query latents of every layer.
+            "npu_rms_norm": 1 + 3 * spec.has_mtp + len(layers) + packed,
+            "npu_add_rms_norm": 2 * len(layers),
+            "npu_kv_rmsnorm_rope_cache_v2": len(layers) - packed,
+            "npu_dynamic_block_quant": packed,
+            "npu_interleave_rope": len(layers) + packed + 2 * full,
+            "npu_scatter_nd_update_": packed + full + eight,
+            "npu_lightning_indexer": full - eight,
+            "npu_quant_lightning_indexer": eight,
+            "npu_dynamic_quant": 2 * eight,  # keys, and queries
+            "npu_transpose_batchmatmul": per_head,
+            "npu_sparse_flash_attention": len(layers) - packed,
+            "npu_kv_quant_sparse_flash_attention": packed,
+            "npu_moe_gating_top_k": sparse,
+            "npu_moe_init_routing_v2": sparse,
+            "npu_grouped_matmul": 2 * sparse,
+            "npu_swiglu": len(layers) + sparse,
+            "npu_moe_token_unpermute": sparse,
+        }
+    )
+    assert counted(name) == +due
+
+
+def named(weights: str, nz: int = 1) -> str:
+    """A variant of GLM-5.2 whose ranks share the experts' width."""
+    return next(
+        name
+        for name, variant in VARIANTS.items()
+        if (variant.model, variant.weights, variant.weight_nz_mode) == ("glm-5.2", weights, nz)
+        and variant.place == "TP8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "nz", "due"),
+    [
+        # 9 layers, the last float; 3 dense, 6 sparse; 4 of 8 with an indexer.
+        ("w8a8", 1, {"npu_quantize": 3 * 8 + 4, "npu_grouped_matmul_swiglu_quant_v2": 5}),
+        ("w8a8", 0, {"npu_grouped_matmul_swiglu_quant_v2": 0}),
+        ("w8a8 dynamic", 1, {"npu_quantize": 0, "npu_dequant_swiglu_quant": 8}),
+        ("w8a8 dynamic", 0, {"npu_dequant_swiglu_quant": 8 + 5, "npu_grouped_matmul": 10 + 2}),
+        ("w4a8", 1, {"npu_quantize": 0, "npu_grouped_matmul_swiglu_quant_v2": 5}),
+    ],
+)
+def test_quantized_products_go_to_the_operators_of_their_scheme(
+    weights: str, nz: int, due: dict[str, int]
+) -> None:
+    found = counted(named(weights, nz))
+    assert {operator: found[operator] for operator in due} == due
+
+
+@pytest.mark.parametrize("nz", [0, 1])
+@pytest.mark.parametrize("weights", ["w8a8", "w8a8 dynamic", "w4a8"])
+def test_quantized_weights_are_blocked_where_that_is_asked_for(weights: str, nz: int) -> None:
+    name = named(weights, nz)
+    is_asked = bool(nz)
+    assert bool(built(name)[1].calls) is is_asked  # casts, while loading
+    num_weights = 0
+    for call in run(name, "decode").calls:
+        weight = call.arguments.get("x2", call.arguments.get("weight"))
+        for tensor in weight if isinstance(weight, list) else [weight]:
+            if tensor is not None and not tensor.is_floating_point():
+                assert is_nz(tensor) is is_asked, call.operator
+                num_weights += 1
+    assert num_weights > 40
+
+
+PLAIN = "glm-5.2, bf16 weights, bf16 caches, whole"
+C8_CACHES = [name for name, variant in VARIANTS.items() if variant.caches.startswith("C8")]
 
 
 def test_both_caches_of_a_layer_are_written_where_attention_reads_them() -> None:
-    recorder, _, _ = run("glm-5.2", "mixed")
-    writes = [a for n, a, _ in recorder.calls if n == "npu_kv_rmsnorm_rope_cache_v2"]
-    reads = [a for n, a, _ in recorder.calls if n == "npu_sparse_flash_attention"]
+    calls = run(PLAIN, "mixed").calls
+    writes = [c.arguments for c in calls if c.operator == "npu_kv_rmsnorm_rope_cache_v2"]
+    reads = [c.arguments for c in calls if c.operator == "npu_sparse_flash_attention"]
     for write, read in zip(writes, reads, strict=True):
         assert write["ckv_cache"] is read["key"]
         assert write["ckv_cache"] is read["value"]
         assert write["k_cache"] is read["key_rope"]
 
 
-def test_a_shared_layer_attends_where_the_last_indexer_pointed() -> None:
-    recorder, _, _ = run("glm-5.2", "decode")
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("name", C8_CACHES)
+def test_8_bit_caches_are_written_where_they_are_read(name: str) -> None:
+    """Rows, keys and scales of a layer, each before its reader runs."""
+    written: list[torch.Tensor] = []
+    num_reads = 0
+    for call in run(name, "mixed").calls:
+        arguments = call.arguments
+        if call.operator == "npu_scatter_nd_update_":
+            written.append(arguments["input"])
+        elif call.operator == "npu_kv_quant_sparse_flash_attention":
+            assert any(is_same_memory(arguments["key"], cache) for cache in written)
+            assert arguments["key"] is arguments["value"]
+            written, num_reads = [], num_reads + 1
+        elif call.operator == "npu_quant_lightning_indexer":
+            for cached in ("key", "key_dequant_scale"):
+                assert any(is_same_memory(arguments[cached], cache) for cache in written), cached
+    assert num_reads == len(built(name)[0].layers) + 1
+
+
+@pytest.mark.parametrize("name", [PLAIN, *C8_CACHES])
+def test_a_shared_layer_attends_where_the_last_indexer_pointed(name: str) -> None:
     latest: torch.Tensor | None = None
     num_layers = 0
-    for operator, arguments, results in recorder.calls:
-        if operator == "npu_lightning_indexer":
-            latest = results[0]
-        elif operator == "npu_sparse_flash_attention":
-            assert arguments["sparse_indices"] is latest
+    for call in run(name, "decode").calls:
+        if call.operator in {"npu_lightning_indexer", "npu_quant_lightning_indexer"}:
+            latest = call.results[0]
+        elif call.operator.endswith("sparse_flash_attention"):
+            assert call.arguments["sparse_indices"] is latest
             num_layers += 1
-    assert num_layers == CONFIGS["glm-5.2"].num_hidden_layers
+    assert num_layers == len(built(name)[0].layers) + 1
 
 
-def test_torch_npu_has_every_other_operator_of_a_step() -> None:
+def has_kernel(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_torch_npu_has_every_other_operator_of_loading_and_of_a_step(name: str) -> None:
     """Products, views, lookups: what the model takes from torch itself."""
     # Our own products are torch's wherever no CPU kernel of ours is.
     own = {"glm::linear": "aten::mm", "glm::head_matmul": "aten::bmm"}
-    others = {own.get(name, name) for name in run("glm-5.2", "mixed")[0].others}
-    assert others >= set(own.values())
-    assert {"aten::embedding", "aten::native_layer_norm", "aten::copy_"} <= others
-    missing = [
-        name
-        for name in sorted(others)
-        if not _has_kernel(name, "PrivateUse1")
-        and not _has_kernel(name, "CompositeExplicitAutograd")
-    ]
+    others = {own.get(other, other) for other in run(name, "mixed").others}
+    assert {"aten::mm", "aten::bmm", "aten::embedding", "aten::copy_"} <= others
+    others |= built(name)[1].others
+    keys = ("PrivateUse1", "CompositeExplicitAutograd")
+    missing = [other for other in sorted(others) if not any(has_kernel(other, k) for k in keys)]
     assert not missing

@@ -57,10 +57,14 @@ class Switchboard:
         self._library, self._shown = None, self
 
 
+def pytest_configure() -> None:
+    """Register before tests are collected: what is to be planted is found by running steps."""
+    ops.register()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def true_operators() -> Iterator[None]:
     """Lead the tests through the dispatcher for the whole session."""
-    ops.register()
     switchboard = Switchboard(registry.cpu_kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "cpu_kernels", switchboard.kernels)

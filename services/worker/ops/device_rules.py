@@ -18,18 +18,30 @@ from torch import FunctionSchema, Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.worker.ops.rules import attention, attention_quant, dense, moe, quant
-from services.worker.ops.rules.rule import Arguments, Rules
+from services.worker.ops.rules import attention, attention_quant, dense, distribute, moe, quant
+from services.worker.ops.rules.rule import Arguments, Rule, Rules
 from shared.errors import ConfigError
 
 RULES: Rules = MappingProxyType(
-    {**attention.RULES, **attention_quant.RULES, **dense.RULES, **moe.RULES, **quant.RULES}
+    {
+        **attention.RULES,
+        **attention_quant.RULES,
+        **dense.RULES,
+        **distribute.RULES,
+        **moe.RULES,
+        **quant.RULES,
+    }
 )
+
+
+def find_rule(name: str, arguments: Arguments) -> Rule | None:
+    """The rule that a call is held against; None where none is written down for it."""
+    return next((rule for rule in RULES.get(name, ()) if rule.applies(arguments)), None)
 
 
 def find_violation(name: str, arguments: Arguments) -> str:
     """What the kernel of `name` would refuse in a call; empty when it takes the call."""
-    rule = next((rule for rule in RULES.get(name, ()) if rule.applies(arguments)), None)
+    rule = find_rule(name, arguments)
     if rule is None:
         return "no rule is written down for this operator, or for such a call of it"
     sizes: dict[str, int] = {}

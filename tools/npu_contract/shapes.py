@@ -1,0 +1,141 @@
+"""Sizes and types of what each device operator gives in a step, from the model's sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from services.worker.model.spec import ModelSpec
+
+BF16, F32, I8, I32, I64 = torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+Results = tuple[Shape | None, ...]
+"""Of one call; None for a result that a device leaves undefined in our mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShapes:
+    """Sizes of a rank's part of a step of `tokens` tokens."""
+
+    spec: ModelSpec
+    tokens: int
+
+    def expected(self) -> Mapping[str, Sequence[Results]]:
+        """For each operator, the results that its calls may have.
+
+        The LSE of the paged attention, whose shape is wrong in the wheel (it takes the block size
+        for the number of KV heads), is not asked for.
+        """
+        tokens, config = self.tokens, self.spec.config
+        topk: Results = (((tokens, 1, config.index_topk), I32),)
+        heads, latent, eight = self._heads, config.kv_lora_rank, self.spec.cache.eight_bit_type
+        hidden = ((tokens, config.hidden_size), BF16)
+        norms = (config.hidden_size, config.q_lora_rank, latent)
+        chosen = (tokens, config.num_experts_per_tok)
+        return {
+            "npu_rms_norm": [(((tokens, size), BF16), None) for size in norms],
+            "npu_add_rms_norm": [(hidden, None, hidden)],
+            "npu_kv_rmsnorm_rope_cache_v2": [(None, None)],
+            "npu_dynamic_block_quant": [
+                (((tokens, 1, latent), eight), ((tokens, 1, latent // 128), F32))
+            ],
+            "npu_interleave_rope": [
+                (((tokens, count, 1, 64), BF16),) for count in (heads, config.index_n_heads, 1)
+            ],
+            "npu_lightning_indexer": [(*topk, None)],
+            "npu_quant_lightning_indexer": [topk],
+            "npu_transpose_batchmatmul": [
+                (((tokens, heads, size), BF16),) for size in (latent, config.v_head_dim)
+            ],
+            "npu_sparse_flash_attention": [(((tokens, heads, latent), BF16), None, None)],
+            "npu_kv_quant_sparse_flash_attention": [(((tokens, heads, latent), BF16),)],
+            "npu_moe_gating_top_k": [((chosen, F32), (chosen, I32), None)],
+            "npu_moe_token_unpermute": [(hidden,)],
+            **dict(self._products()),
+            **dict(self._expert_products()),
+        }
+
+    @property
+    def _heads(self) -> int:
+        share = self.spec.placement.head_share(self.spec.config.num_attention_heads)
+        return _length(share)
+
+    @property
+    def _copies(self) -> int:
+        return self.tokens * self.spec.config.num_experts_per_tok
+
+    @property
+    def _expert_width(self) -> int:
+        share = self.spec.placement.expert_share(self.spec.config.moe_intermediate_size)
+        return _length(share)
+
+    def _mlp_widths(self) -> list[int]:
+        config, size = self.spec.config, self.spec.placement.tp_size
+        shared = config.moe_intermediate_size * config.n_shared_experts
+        return [config.intermediate_size // size, shared // size]
+
+    def _inputs(self) -> list[tuple[int, int]]:
+        """Rows and width of what products outside the routed experts multiply."""
+        config, placement = self.spec.config, self.spec.placement
+        widths = (config.hidden_size, config.q_lora_rank, *self._mlp_widths())
+        # Behind the exchange of a rank that cuts tokens are the rows of all ranks.
+        rows = self.tokens * (placement.tp_size if placement.is_dsa_cp else 1)
+        values = config.num_attention_heads // placement.tp_size * config.v_head_dim
+        return [*((self.tokens, width) for width in widths), (rows, values)]
+
+    def _products(self) -> Iterator[tuple[str, list[Results]]]:
+        config, tokens = self.spec.config, self.tokens
+        yield "npu_quantize", [((shape, I8),) for shape in self._inputs()]
+        keys = [(rows, config.index_head_dim) for rows in (tokens, tokens * config.index_n_heads)]
+        kinds = [(shape, I8) for shape in (*self._inputs(), (self._copies, self._expert_width))]
+        kinds += [(shape, self.spec.cache.eight_bit_type) for shape in keys]
+        yield "npu_dynamic_quant", [((shape, kind), (shape[:1], F32)) for shape, kind in kinds]
+        latents = config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
+        queries = (self._heads * config.qk_head_dim, config.index_n_heads * config.index_head_dim)
+        gated = [2 * width for width in self._mlp_widths()]
+        sizes = [(tokens, size) for size in (latents, *queries, config.hidden_size, *gated)]
+        sizes += [(rows, config.hidden_size) for rows, _ in self._inputs()[-1:]]
+        sums: list[Results] = [(((tokens, size), I32),) for size in gated]
+        yield "npu_quant_matmul", [*(((size, BF16),) for size in sizes), *sums]
+        halves = [(tokens, width) for width in self._mlp_widths()]
+        halves.append((self._copies, self._expert_width))
+        yield "npu_swiglu", [((shape, BF16),) for shape in halves]
+        yield "npu_dequant_swiglu_quant", [((shape, I8), (shape[:1], F32)) for shape in halves]
+
+    def _expert_products(self) -> Iterator[tuple[str, list[Results]]]:
+        config, copies, width = self.spec.config, self._copies, self._expert_width
+        experts = len(self.spec.placement.experts(config.n_routed_experts))
+        rest = (((copies,), I32), ((experts,), I64))
+        rows = (copies, config.hidden_size)
+        yield (
+            "npu_moe_init_routing_v2",
+            [
+                ((rows, BF16), *rest, None),
+                ((rows, I8), *rest, ((copies,), F32)),
+            ],
+        )
+        products = [((copies, 2 * width), BF16), (rows, BF16), ((copies, 2 * width), I32)]
+        yield "npu_grouped_matmul", [(product,) for product in products]
+        fused = (((copies, width), I8), ((copies,), F32))
+        yield "npu_grouped_matmul_swiglu_quant_v2", [fused]
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
+
+
+def find_wrong_shape(
+    expected: Mapping[str, Sequence[Results]], operator: str, results: Sequence[torch.Tensor]
+) -> str:
+    """What is wrong with the results of a call; empty when nothing is."""
+    found = [(tuple(result.shape), result.dtype) for result in results]
+    for wanted in expected[operator]:
+        if len(wanted) == len(found) and all(
+            due is None or due == got for due, got in zip(wanted, found, strict=True)
+        ):
+            return ""
+    return f"{operator} gives {found}, must be one of {list(expected[operator])}"

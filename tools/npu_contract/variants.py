@@ -1,0 +1,130 @@
+"""Forms of a model that the contract test drives: weights, caches, a rank's place among others.
+
+Each form of the weights meets each place and each format of the caches at least once; all three
+together would be four times as many runs and meet the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from services.worker.model.cache_format import CacheFormat
+from services.worker.model.config import ModelConfig
+from services.worker.model.placement import Placement
+from services.worker.model.spec import ModelSpec
+from services.worker.quant.scheme import QuantDescription, Scheme
+from services.worker.sizing.recipe import SchemeName, describe
+from tools.npu_contract.cases import model_configs
+
+Weights = Literal["bf16", "w8a8", "w8a8 dynamic", "w4a8"]
+
+_RECIPES: Mapping[Weights, SchemeName] = MappingProxyType(
+    {"bf16": "bf16", "w8a8": "w8a8", "w8a8 dynamic": "w8a8", "w4a8": "w4a8c8"}
+)
+_CACHES: Mapping[str, CacheFormat] = MappingProxyType(
+    {
+        "bf16": CacheFormat(),
+        "LI C8": CacheFormat(sparse_li_c8=True),
+        "SFA C8": CacheFormat(sparse_sfa_c8=True),
+        "C8": CacheFormat(sparse_li_c8=True, sparse_sfa_c8=True),
+        "C8 of A5": CacheFormat(sparse_li_c8=True, sparse_sfa_c8=True, generation="a5"),
+    }
+)
+_A3_CACHES = ("bf16", "LI C8", "SFA C8", "C8")
+_PLACES: Mapping[str, Placement] = MappingProxyType(
+    {
+        "whole": Placement(),
+        "TP2": Placement(tp_size=2, tp_rank=1),
+        "TP2 EP4": Placement(tp_size=2, tp_rank=1, ep_size=4, ep_rank=2),
+        "EP3": Placement(ep_size=3, ep_rank=2),  # 8 experts: 3, 3 and 2
+        "TP8": Placement(tp_size=8, tp_rank=3),
+        "TP16": Placement(tp_size=16, tp_rank=15),
+        "TP8 EP16": Placement(tp_size=8, tp_rank=1, ep_size=16, ep_rank=9),
+        "DSA-CP8": Placement(tp_size=8, tp_rank=2, is_dsa_cp=True),
+        "EP24": Placement(ep_size=24, ep_rank=3),  # 256 experts: 11 on the first 16, then 10
+    }
+)
+_MODEL_PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "glm-nano": ("whole", "TP2", "TP2 EP4", "EP3"),
+        "glm-5.2": ("whole", "TP8", "TP16", "TP8 EP16", "DSA-CP8", "EP24"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One form of one model."""
+
+    model: str
+    weights: Weights = "bf16"
+    caches: str = "bf16"
+    place: str = "whole"
+    weight_nz_mode: int = 1
+
+    def __str__(self) -> str:
+        layout = "" if self.weight_nz_mode else ", plain layout"
+        return f"{self.model}, {self.weights} weights, {self.caches} caches, {self.place}{layout}"
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it is built from, without memory, in bfloat16, with the MTP layer if it has one."""
+        config = model_configs()[self.model]
+        return ModelSpec(
+            config=config,
+            dtype=torch.bfloat16,
+            device=torch.device("meta"),
+            placement=_PLACES[self.place],
+            quantization=_describe(config, self.weights),
+            cache=_CACHES[self.caches],
+            has_mtp=config.num_nextn_predict_layers > 0,
+            weight_nz_mode=self.weight_nz_mode,
+        )
+
+
+def _describe(config: ModelConfig, weights: Weights) -> QuantDescription:
+    found = describe(config, _RECIPES[weights])
+    if weights != "w8a8 dynamic":
+        return found
+    dynamic = {Scheme.W8A8.value: Scheme.W8A8_DYNAMIC.value}
+    types = {name: dynamic.get(kind, kind) for name, kind in found.types.items()}
+    return replace(found, types=types)
+
+
+def _cover() -> Iterator[Variant]:
+    """All pairs of weights, caches and places of each model that a device takes."""
+    for model, places in _MODEL_PLACES.items():
+        for row, place in enumerate(places):
+            for column, weights in enumerate(_RECIPES):
+                caches = _A3_CACHES[(row + column) % len(_A3_CACHES)]
+                # A half of nano's experts is 32 wide: less than int4 weights come in.
+                if (model, weights, place) != ("glm-nano", "w4a8", "TP2"):
+                    yield Variant(model=model, weights=weights, caches=caches, place=place)
+
+
+def _others() -> Iterator[Variant]:
+    yield Variant(model="benchmark")
+    for weights in _RECIPES:
+        yield Variant(model="glm-5.2", weights=weights, caches="C8", place="TP8", weight_nz_mode=0)
+    yield Variant(model="glm-5.2", caches="C8 of A5", place="TP8")
+    yield Variant(model="glm-5.2", weights="w8a8", caches="C8 of A5")
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {str(variant): variant for variant in (*_cover(), *_others())}
+)
+
+
+FAULT_VARIANTS: tuple[Variant, ...] = (
+    Variant(model="two layers"),
+    Variant(model="two layers", weights="w8a8", caches="C8", place="TP8"),
+    Variant(model="two layers", weights="w8a8 dynamic", caches="C8 of A5", weight_nz_mode=0),
+    Variant(model="two layers", weights="w4a8", caches="LI C8", place="TP8 EP16"),
+    Variant(model="two layers", weights="w4a8", weight_nz_mode=0),
+)
+"""The fewest and smallest that together make every call of the model's source."""
