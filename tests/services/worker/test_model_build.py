@@ -1,5 +1,6 @@
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
