@@ -4,7 +4,15 @@ import argparse
 import subprocess
 import sys
 
-CLAIMS = ("scheduler_step", "output_machine", "hop_cost", "loading", "cold_start", "serving")
+CLAIMS = (
+    "scheduler_step",
+    "output_machine",
+    "hop_cost",
+    "loading",
+    "cold_start",
+    "drafts",
+    "serving",
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.scheduler.core import SchedulerCore
+from services.scheduler.draft_counts import DraftWatch
 from services.scheduler.messages import AbortReason, Delivery, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import (
@@ -104,6 +105,7 @@ class Engine:
         self._last_step_at: float | None = None
         self._load = core.load()
         self._load_changed = asyncio.Event()
+        self._drafts = DraftWatch()
 
     # -- clients -----------------------------------------------------------------------------
 
@@ -289,6 +291,7 @@ class Engine:
             load = self._core.load()
             if load != self._load:
                 self._load = load
+                self._drafts.look(load)
                 changed, self._load_changed = self._load_changed, asyncio.Event()
                 changed.set()
             await asyncio.sleep(TICK_S)

@@ -140,8 +140,9 @@ class Proposer(Generic[CachesT]):
     def _store(self, rows: Ints, counts: Ints, drafts: list[Tensor]) -> None:
         table = self._table
         first = table.num_tokens[rows]
-        # Read back at the end alone: until then no pass waits for the host.
-        for index, ids in enumerate(drafts):
-            count = len(ids)
-            table.tokens[rows[:count], first[:count] + index] = ids.cpu().numpy()
+        # Read back once, at the end: until then no pass waits for the host.
+        found, start = torch.cat(drafts).cpu().numpy(), 0
+        for index, count in enumerate(map(len, drafts)):
+            table.tokens[rows[:count], first[:count] + index] = found[start : start + count]
+            start += count
         table.num_drafts[rows] = counts
