@@ -26,6 +26,8 @@ OPERATORS = (
     "npu_kv_quant_sparse_flash_attention",
     "npu_kv_rmsnorm_rope_cache_v2",
     "npu_lightning_indexer",
+    "npu_moe_distribute_combine_v2",
+    "npu_moe_distribute_dispatch_v2",
     "npu_moe_gating_top_k",
     "npu_moe_init_routing_v2",
     "npu_moe_token_unpermute",

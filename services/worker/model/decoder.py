@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from services.worker.kv_cache import KVCaches
 from services.worker.model.layer import DecoderLayer
@@ -14,41 +13,14 @@ from services.worker.model.mtp import MTPLayer
 from services.worker.model.norm import RMSNorm
 from services.worker.model.projections import check_is_float
 from services.worker.model.rope import RotaryTables
-from services.worker.model.shards import Cut, Shard, Shards
-from services.worker.model.slots import WeightSlot, matrix_slot, plain_slot
+from services.worker.model.shards import Cut, Shards
+from services.worker.model.slots import WeightSlot, plain_slot
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stages import StageSeam
 from services.worker.model.step import StepInputs
+from services.worker.model.vocabulary import make_embedding, whole_vocabulary
 
 _EMBEDDINGS = "model.embed_tokens"
-
-
-class Embedding:
-    """One row per token; a rank holds the rows of its part of the vocabulary."""
-
-    def __init__(self, spec: ModelSpec, name: str) -> None:
-        size, hidden = spec.config.vocab_size, spec.config.hidden_size
-        placement = spec.placement
-        self._name = name
-        self._part = Shard(
-            name=name,
-            size_out=size,
-            size_in=hidden,
-            rows=placement.share(size),
-            columns=slice(0, hidden),
-            target=slice(0, placement.largest_share(size)),
-        )
-        shape = (placement.largest_share(size), hidden)
-        # Zeros: the last rank may hold rows of no token.
-        self.weight = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, E]."""
-        return functional.embedding(token_ids, self.weight)
-
-    def slots(self) -> Iterator[WeightSlot]:
-        """The rows of this rank."""
-        count = self._part.rows.stop - self._part.rows.start
-        yield matrix_slot(f"{self._name}.weight", self.weight[:count], self._part)
 
 
 class Decoder:
@@ -62,8 +34,9 @@ class Decoder:
         self.dtype = spec.dtype
         self.device = spec.device
         has_mtp = spec.has_mtp and placement.is_last_stage(config)
-        has_embeddings = has_mtp or placement.is_first_stage()
-        self.embed_tokens = Embedding(spec, _EMBEDDINGS) if has_embeddings else None
+        self._is_first = placement.is_first_stage()
+        has_embeddings = has_mtp or self._is_first
+        self.embed_tokens = make_embedding(spec, _EMBEDDINGS) if has_embeddings else None
         self.layers = [DecoderLayer(spec, layer) for layer in placement.layers(config)]
         self.norm: RMSNorm | None = None
         self.lm_head: Linear | None = None
@@ -75,6 +48,8 @@ class Decoder:
             shards = Shards.cut(placement, "", parts, config.hidden_size, Cut.OUTPUTS)
             self.lm_head = Linear(shards, spec.dtype, spec.device)
         self.mtp = MTPLayer(spec) if has_mtp else None
+        self._seam = StageSeam(spec)
+        self._whole_vocabulary = whole_vocabulary(spec)
         self.rotary = RotaryTables(
             dim=config.qk_rope_head_dim,
             theta=config.rope_theta,
@@ -90,7 +65,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: KVCaches) -> Tensor:
-        """Run one step of a model that is whole in its layers.
+        """Run one step through the layers that are here.
 
         Args:
             token_ids: [T] tokens of the step.
@@ -98,25 +73,31 @@ class Decoder:
             caches: KV caches, written at the step's slots.
 
         Returns:
-            [T, E] hidden states after the final norm.
+            [T, E] hidden states after the final norm; on a stage before the last, which passes them
+            on, those after its last layer.
         """
         assert token_ids.shape == (step.num_tokens,)
-        assert self.embed_tokens is not None
-        assert self.norm is not None
         inputs = StepInputs.prepare(step, self.rotary)
-        x = self.embed_tokens(token_ids)
         residual: Tensor | None = None
-        topk = x.new_empty(0)  # the first layer has an indexer and sets it
+        if self._is_first:
+            assert self.embed_tokens is not None
+            x = self.embed_tokens(token_ids)
+            topk = x.new_empty(0)  # the first layer has an indexer and sets it
+        else:
+            x, residual, topk = self._seam.receive(step.num_tokens)
         for layer, cache in zip(self.layers, caches.layers, strict=False):
             x, residual, topk = layer(x, residual, inputs, cache, topk)
         assert residual is not None
-        return self.norm.add(x, residual)[0]
+        if self.norm is not None:
+            return self.norm.add(x, residual)[0]
+        self._seam.send(x, residual, topk)
+        return x
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states -> [S, V] float32 logits."""
         assert self.lm_head is not None
-        return self.lm_head(hidden).float()
+        return self._whole_vocabulary(self.lm_head(hidden)).float()
 
     @torch.inference_mode()
     def draft(
@@ -148,7 +129,7 @@ class Decoder:
         assert self.mtp is not None
         head = self.mtp.shared_head or self.lm_head
         assert head is not None
-        return head(hidden).float()
+        return self._whole_vocabulary(head(hidden)).float()
 
     def slots(self) -> Iterator[WeightSlot]:
         """Every checkpoint tensor this rank takes."""

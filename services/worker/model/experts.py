@@ -9,10 +9,11 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.experts_int4 import Int4Experts
 from services.worker.model.experts_int8 import Int8Experts
 from services.worker.model.mlp import make_mlp
-from services.worker.model.routed import ExpertShards, RoutedExperts
+from services.worker.model.routed import ExpertShards, RoutedExperts, weighted_sum
 from services.worker.model.shards import Shard
 from services.worker.model.slots import WeightSlot, matrix_slot, plain_slot
 from services.worker.model.spec import ModelSpec
+from services.worker.model.step import StepInputs
 from services.worker.quant.scheme import Scheme
 from shared.errors import CheckpointError
 
@@ -62,7 +63,7 @@ class MixtureOfExperts:
         width = config.moe_intermediate_size * config.n_shared_experts
         self.shared_experts = make_mlp(spec, f"{prefix}shared_experts.", width)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
         """[T, E] -> [T, E]."""
         weights, experts = self.gate(x)
         routed = self.experts(x, weights, experts)
@@ -103,7 +104,8 @@ class FloatExperts:
     """Experts in the model's type."""
 
     def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
-        self._shards = shards
+        self.shards = shards
+        self.is_quantized = False
         # Input side first: the layout of the grouped product. Gate columns come before up's.
         count, hidden, width = len(shards.experts), shards.hidden, shards.width
         self.w13 = torch.empty((count, hidden, 2 * width), dtype=spec.dtype, device=spec.device)
@@ -111,22 +113,16 @@ class FloatExperts:
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """The weighted sum of the chosen experts [T, E]."""
-        rows, order, counts, _ = torch.ops.npu.npu_moe_init_routing_v2(
-            x,
-            experts,
-            active_num=experts.numel(),
-            expert_num=self._shards.num_experts,
-            expert_tokens_num_type=1,
-            expert_tokens_num_flag=True,
-            active_expert_range=self._shards.active_range,
-            quant_mode=-1,
-        )
+        return weighted_sum(self, x, weights, experts)
+
+    def multiply(self, rows: Tensor, scales: Tensor, counts: Tensor) -> Tensor:
+        """Both products and the gated unit."""
         hidden = torch.ops.npu.npu_swiglu(_grouped(rows, self.w13, counts))
-        return self._shards.add_up(_grouped(hidden, self.w2, counts), order, weights)
+        return _grouped(hidden, self.w2, counts)
 
     def slots(self) -> Iterator[WeightSlot]:
         """Three matrices of each expert."""
-        for expert, w13, w2 in zip(self._shards.matrices(), self.w13, self.w2, strict=True):
+        for expert, w13, w2 in zip(self.shards.matrices(), self.w13, self.w2, strict=True):
             for (name, part), target in zip(expert, (w13, w13, w2), strict=True):
                 yield matrix_slot(f"{name}weight", target[:, part.target].t(), part)
 

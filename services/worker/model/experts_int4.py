@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
-from services.worker.model.routed import ExpertShards
+from services.worker.model.routed import ExpertShards, weighted_sum
 from services.worker.model.shards import Shard
 from services.worker.model.slots import FLOATS, WeightSlot, column_slot, matrix_slot, windowed_slot
 from services.worker.model.spec import ModelSpec
@@ -113,7 +113,8 @@ class Int4Experts:
     """
 
     def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
-        self._shards = shards
+        self.shards = shards
+        self.is_quantized = True
         count, hidden, width = len(shards.experts), shards.hidden, shards.width
         self.w13 = PackedMatrices(spec, count, hidden, 2 * width)
         self.w2 = PackedMatrices(spec, count, width, hidden)
@@ -121,19 +122,12 @@ class Int4Experts:
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """The weighted sum of the chosen experts [T, E]."""
-        rows, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
-            x,
-            experts,
-            active_num=experts.numel(),
-            expert_num=self._shards.num_experts,
-            expert_tokens_num_type=1,
-            expert_tokens_num_flag=True,
-            active_expert_range=self._shards.active_range,
-            quant_mode=1,
-        )
+        return weighted_sum(self, x, weights, experts)
+
+    def multiply(self, rows: Tensor, scales: Tensor, counts: Tensor) -> Tensor:
+        """Both products and the gated unit."""
         hidden, hidden_scales = self._gated(rows, scales, counts)
-        products = self.w2.multiply(hidden, hidden_scales, counts)
-        return self._shards.add_up(products, order, weights)
+        return self.w2.multiply(hidden, hidden_scales, counts)
 
     def _gated_in_steps(
         self, rows: Tensor, scales: Tensor, counts: Tensor
@@ -145,7 +139,7 @@ class Int4Experts:
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of each expert's three matrices."""
-        for at, (gate, up, down) in enumerate(self._shards.matrices()):
+        for at, (gate, up, down) in enumerate(self.shards.matrices()):
             yield from self.w13.slots(at, *gate)
             yield from self.w13.slots(at, *up)
             yield from self.w2.slots(at, *down)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
-from services.worker.model.routed import ExpertShards
+from services.worker.model.routed import ExpertShards, weighted_sum
 from services.worker.model.slots import WeightSlot, column_slot, matrix_slot
 from services.worker.model.spec import ModelSpec
 
@@ -20,7 +20,8 @@ class Int8Experts:
 
     def __init__(self, spec: ModelSpec, shards: ExpertShards) -> None:
         self._spec = spec
-        self._shards = shards
+        self.shards = shards
+        self.is_quantized = True
         device, count = spec.device, len(shards.experts)
         hidden, width = shards.hidden, shards.width
         self.w13 = torch.empty((count, hidden, 2 * width), dtype=torch.int8, device=device)
@@ -32,16 +33,10 @@ class Int8Experts:
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """The weighted sum of the chosen experts [T, E]."""
-        rows, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
-            x,
-            experts,
-            active_num=experts.numel(),
-            expert_num=self._shards.num_experts,
-            expert_tokens_num_type=1,
-            expert_tokens_num_flag=True,
-            active_expert_range=self._shards.active_range,
-            quant_mode=1,
-        )
+        return weighted_sum(self, x, weights, experts)
+
+    def multiply(self, rows: Tensor, scales: Tensor, counts: Tensor) -> Tensor:
+        """Both products and the gated unit."""
         hidden, hidden_scales = self._gated(rows, scales, counts)
         products = torch.ops.npu.npu_grouped_matmul(
             [hidden],
@@ -54,7 +49,8 @@ class Int8Experts:
             group_list_type=1,
             output_dtype=self._spec.dtype,
         )
-        return self._shards.add_up(products[0], order, weights)
+        result: Tensor = products[0]
+        return result
 
     def _gated_in_one(self, rows: Tensor, scales: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """First product and gated unit, quantized again: int8 [A, I] and scales [A]."""
@@ -86,7 +82,7 @@ class Int8Experts:
 
     def slots(self) -> Iterator[WeightSlot]:
         """Weights and scales of each expert's three matrices."""
-        for at, expert in enumerate(self._shards.matrices()):
+        for at, expert in enumerate(self.shards.matrices()):
             matrices = (self.w13[at], self.w13[at], self.w2[at])
             scales = (self.w13_scale[at], self.w13_scale[at], self.w2_scale[at])
             for (name, part), matrix, scale in zip(expert, matrices, scales, strict=True):

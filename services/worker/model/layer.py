@@ -7,6 +7,7 @@ from torch import Tensor
 from services.worker.kv_cache import LayerCache
 from services.worker.model.backends import attention_backend
 from services.worker.model.experts import MixtureOfExperts
+from services.worker.model.experts_parallel import ExpertParallelMixture
 from services.worker.model.mlp import MLP, make_mlp
 from services.worker.model.norm import RMSNorm
 from services.worker.model.slots import WeightSlot, plain_slot
@@ -14,8 +15,41 @@ from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
 
 
+class Dense:
+    """A gated MLP as a layer's block, which asks nothing of the step."""
+
+    def __init__(self, mlp: MLP) -> None:
+        self.mlp = mlp
+
+    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
+        """[T, E] -> [T, E]; a rank's share of it."""
+        return self.mlp(x)
+
+    def slots(self) -> Iterator[WeightSlot]:
+        """Its checkpoint tensors."""
+        return self.mlp.slots()
+
+    def finish_loading(self) -> None:
+        """Finish its products."""
+        self.mlp.finish_loading()
+
+
+def make_block(
+    spec: ModelSpec, layer: int, prefix: str
+) -> Dense | MixtureOfExperts | ExpertParallelMixture:
+    """What follows a layer's attention."""
+    if not spec.config.is_sparse(layer):
+        return Dense(make_mlp(spec, prefix, spec.config.intermediate_size))
+    if spec.placement.ep_size > 1:
+        return ExpertParallelMixture(spec, prefix)
+    return MixtureOfExperts(spec, prefix)
+
+
 class DecoderLayer:
-    """Pre-norm layer; the sum of block output and residual is taken inside the next norm."""
+    """Pre-norm layer; the sum of block output and residual is taken inside the next norm.
+
+    Attention and the block behind it each give a rank's share, which the ranks add up.
+    """
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         config = spec.config
@@ -25,11 +59,8 @@ class DecoderLayer:
         self.input_layernorm = RMSNorm(hidden, eps, spec.dtype, spec.device)
         self.self_attn = attention_backend(config)(spec, layer, f"{prefix}self_attn.")
         self.post_attention_layernorm = RMSNorm(hidden, eps, spec.dtype, spec.device)
-        self.mlp: MixtureOfExperts | MLP = (
-            MixtureOfExperts(spec, f"{prefix}mlp.")
-            if config.is_sparse(layer)
-            else make_mlp(spec, f"{prefix}mlp.", config.intermediate_size)
-        )
+        self.mlp = make_block(spec, layer, f"{prefix}mlp.")
+        self._add_up = spec.groups.tp.all_reduce
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -51,8 +82,8 @@ class DecoderLayer:
         else:
             normed, residual = self.input_layernorm.add(x, residual)
         attended, topk = self.self_attn(normed, step, cache, topk)
-        normed, residual = self.post_attention_layernorm.add(attended, residual)
-        return self.mlp(normed), residual, topk
+        normed, residual = self.post_attention_layernorm.add(self._add_up(attended), residual)
+        return self._add_up(self.mlp(normed, step)), residual, topk
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this layer."""

@@ -6,6 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from services.worker.parallel.moe_method import MoeMethod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTraffic:
+    """How the tokens of a step reach experts on other ranks: the same for all ranks of a world."""
+
+    method: MoeMethod
+    num_tokens: int
+    """Of the replica with the most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetadata:
@@ -27,3 +38,5 @@ class StepMetadata:
     """[R] int32, KV length of each sequence after this step."""
     block_table: Tensor
     """[R, max_blocks] int32, block ids of each sequence."""
+    traffic: ExpertTraffic | None = None
+    """None: all ranks see the same tokens, or as many of their own."""

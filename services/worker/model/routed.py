@@ -30,6 +30,29 @@ class RoutedExperts(Protocol):
         """
         ...
 
+    def multiply(self, rows: Tensor, scales: Tensor, counts: Tensor) -> Tensor:
+        """Apply each expert that is here to its rows.
+
+        Args:
+            rows: [A, E] by expert; int8 if `is_quantized`.
+            scales: [A] float32 of int8 rows.
+            counts: [G] int64 rows of each expert; those behind them are not read.
+
+        Returns:
+            [A, E] in the model's type.
+        """
+        ...
+
+    @property
+    def shards(self) -> ExpertShards:
+        """Which experts are here."""
+        ...
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether rows are multiplied in int8."""
+        ...
+
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of the experts that are here."""
         ...
@@ -39,6 +62,13 @@ class RoutedExperts(Protocol):
         ...
 
 
+def weighted_sum(block: RoutedExperts, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+    """``sum_j weight_j * expert_j(x)`` over the experts that are here: what `__call__` does."""
+    shards = block.shards
+    rows, order, counts, scales = shards.sort(x, experts, shards.active_range, block.is_quantized)
+    return shards.add_up(block.multiply(rows, scales, counts), order, weights)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShards:
     """A rank's experts of one layer: whole ones, or a part of each."""
@@ -46,6 +76,8 @@ class ExpertShards:
     prefix: str
     num_experts: int
     """Experts of the layer on all ranks."""
+    num_ids: int
+    """One more where a rank sees tokens of other replicas: what pads them chose nobody."""
     experts: range
     """Those of this rank."""
     hidden: int
@@ -60,11 +92,40 @@ class ExpertShards:
         return cls(
             prefix=prefix,
             num_experts=config.n_routed_experts,
+            num_ids=config.n_routed_experts + (placement.ep_size > placement.tp_size),
             experts=placement.experts(config.n_routed_experts),
             hidden=config.hidden_size,
             full_width=config.moe_intermediate_size,
             columns=placement.expert_share(config.moe_intermediate_size),
         )
+
+    def sort(
+        self, x: Tensor, experts: Tensor, active_range: list[int], is_quantizing: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Copies of tokens by expert.
+
+        Args:
+            x: [T, E].
+            experts: [T, k] int32 chosen experts, of all ranks.
+            active_range: First expert whose copies are wanted, and one past the last.
+            is_quantizing: Whether the copies shall be int8.
+
+        Returns:
+            [T * k, E] copies, [T * k] row of each choice or -1, [G] copies of each expert, and
+            [T * k] scales of int8 copies.
+        """
+        sorted_copies: tuple[Tensor, Tensor, Tensor, Tensor]
+        sorted_copies = torch.ops.npu.npu_moe_init_routing_v2(
+            x,
+            experts,
+            active_num=experts.numel(),
+            expert_num=self.num_ids,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=active_range,
+            quant_mode=1 if is_quantizing else -1,
+        )
+        return sorted_copies
 
     def add_up(self, products: Tensor, order: Tensor, weights: Tensor) -> Tensor:
         """Weighted sum of each token's experts that are here.

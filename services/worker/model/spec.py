@@ -9,6 +9,7 @@ import torch
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.model.placement import WHOLE, Placement
+from services.worker.parallel.groups import Groups
 from services.worker.quant.scheme import QuantDescription
 
 
@@ -21,6 +22,8 @@ class ModelSpec:
     """Type of float weights, activations and plain caches; the router stays float32."""
     device: torch.device
     placement: Placement = WHOLE
+    groups: Groups = field(default_factory=Groups, repr=False)
+    """Whom its ranks exchange tensors with; alone, the model computes this rank's share."""
     quantization: QuantDescription = field(default_factory=QuantDescription)
     cache: CacheFormat = field(default_factory=CacheFormat)
     has_mtp: bool = False

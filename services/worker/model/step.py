@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.worker.model.metadata import StepMetadata
+from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from services.worker.model.rope import RotaryTables
 
 
@@ -22,6 +22,7 @@ class StepInputs:
     cum_query_lens: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    traffic: ExpertTraffic | None = None
 
     @classmethod
     def prepare(cls, step: StepMetadata, tables: RotaryTables) -> "StepInputs":
@@ -34,4 +35,5 @@ class StepInputs:
             cum_query_lens=step.cum_query_lens,
             seq_lens=step.seq_lens,
             block_table=step.block_table,
+            traffic=step.traffic,
         )

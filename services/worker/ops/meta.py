@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.worker.ops import meta_c8, meta_moe_quant, meta_quant
+from services.worker.ops import meta_c8, meta_distribute, meta_moe_quant, meta_quant
 
 _META = torch.device("meta")
 
@@ -106,6 +106,7 @@ def kernels() -> dict[str, Callable[..., object]]:
     return {
         **meta_moe_quant.kernels(),
         **meta_c8.kernels(),
+        **meta_distribute.kernels(),
         **meta_quant.kernels(),
         "npu_add_rms_norm": _add_rms_norm,
         "npu_interleave_rope": _interleave_rope,

@@ -69,7 +69,7 @@ def test_a_forced_method_holds_for_every_step(method: MoeMethod) -> None:
 
 
 def test_a_forced_operator_that_cannot_take_the_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--moe-comm-method mc2: n_routed_experts=6 .* 4 ranks"):
+    with pytest.raises(ConfigError, match=r"method mc2: n_routed_experts=6 .* 4 ranks"):
         make_rules(num_experts=6, ep_size=4, forced=MoeMethod.MC2)
 
 

@@ -1,0 +1,77 @@
+"""Each copy of a token is sent to the rank of its expert, and its result comes back.
+
+Tokens are cut over the tensor-parallel ranks first, so that no copy is sent twice. How many rows
+go where is known to the host alone after the router ran: such a step cannot be captured.
+"""
+
+import torch
+from torch import Tensor
+
+from services.worker.model.exchange import Gate, TokenSlice, padded_rows
+from services.worker.model.metadata import ExpertTraffic
+from services.worker.model.routed import RoutedExperts
+from services.worker.model.spec import ModelSpec
+
+
+class AllToAllExchange:
+    """Rows of as many copies as there are."""
+
+    def __init__(self, spec: ModelSpec, gate: Gate, block: RoutedExperts) -> None:
+        config, placement = spec.config, spec.placement
+        self._gate = gate
+        self._block = block
+        self._group = spec.groups.ep
+        self._slice = TokenSlice(spec)
+        self._every = [0, config.n_routed_experts]
+        self._own = block.shards.experts
+        # Experts of each rank; the first ranks may have one more.
+        part, rest = divmod(config.n_routed_experts, placement.ep_size)
+        self._experts_of = [part + (rank < rest) for rank in range(placement.ep_size)]
+
+    def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
+        """Send, compute, send back, add up."""
+        own = self._slice.of(len(x))
+        # A rank without tokens of its own works on one of padding: kernels want at least one row.
+        mine = padded_rows(x[own], self._slice.largest(len(x)))
+        weights, experts = self._gate(mine)
+        shards, is_quantized = self._block.shards, self._block.is_quantized
+        rows, order, counts, scales = shards.sort(mine, experts, self._every, is_quantized)
+        sent, received, arriving = self._agree_on_counts(counts)
+        rows = self._group.all_to_all(rows, received, sent)
+        if is_quantized:
+            scales = self._group.all_to_all(scales, received, sent)
+        products = self._compute(rows, scales, arriving, total.dtype)
+        products = self._group.all_to_all(products, sent, received)
+        weights = weights.to(products.dtype)
+        sums = torch.ops.npu.npu_moe_token_unpermute(products, order, weights)
+        total[own].add_(sums[: own.stop - own.start])
+
+    def _agree_on_counts(self, counts: Tensor) -> tuple[list[int], list[int], Tensor]:
+        """Rows sent to each rank, rows received from each, and the latter by rank and expert."""
+        matrix = self._group.all_gather(counts[None])[:, self._own.start : self._own.stop]
+        # The host must know: it is the one that orders the exchange.
+        sent = [int(part.sum()) for part in counts.cpu().split(self._experts_of)]
+        received: list[int] = matrix.sum(dim=1).tolist()
+        return sent, received, matrix
+
+    def _compute(
+        self, rows: Tensor, scales: Tensor, arriving: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Products of the rows that arrived, which are ordered by rank first, then by expert."""
+        if not len(rows):
+            return rows.new_empty(rows.shape, dtype=dtype)
+        num_ranks, num_experts = arriving.shape
+        every = torch.arange(num_experts, dtype=torch.int32, device=rows.device)
+        experts = every.repeat(num_ranks).repeat_interleave(arriving.flatten())[:, None]
+        by_expert, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
+            rows,
+            experts,
+            scale=scales if self._block.is_quantized else None,
+            active_num=len(rows),
+            expert_num=num_experts,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=[0, num_experts],
+            quant_mode=-1,
+        )
+        return self._block.multiply(by_expert, scales, counts).index_select(0, order)

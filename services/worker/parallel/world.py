@@ -1,0 +1,193 @@
+"""Brings the ranks of a world together and builds their groups.
+
+Creating a group is a call of the whole world: every rank creates every group, its own or not, in
+the order of `Topology.groups`. On an NPU groups exchange device tensors by HCCL, and the replica's
+group host tensors by Gloo; on a CPU all is Gloo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch import distributed
+from torch.distributed import (  # type: ignore[attr-defined]  # torch lists no exports
+    PrefixStore,
+    ProcessGroup,
+    Store,
+)
+
+from services.worker.parallel.groups import Group, Groups, OneRank, RankGroup
+from services.worker.parallel.progress import Progress
+from services.worker.parallel.rendezvous import gather, open_store
+from services.worker.parallel.topology import Rank, Topology
+from shared.errors import ConfigError
+
+DEFAULT_HCCL_MIB: Final = 200
+"""HCCL_BUFFSIZE when unset."""
+DP_HCCL_MIB: Final = 50
+"""Buffer of the data-parallel group: all-gathers of small steps."""
+
+_ON_HOST: Final = frozenset({"replica"})
+"""Groups that exchange host tensors, whatever the device."""
+_OWN_DOMAIN: Final = frozenset({"mc2", "replica"})
+"""Groups that share no communicator: fused operators want theirs to themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """One rank's place in a world, and how it gets there."""
+
+    topology: Topology
+    number: int
+    """The rank in its world; a replica that shares nothing is a world."""
+    device: torch.device
+    rendezvous: str
+    timeout_s: float
+    """How long a rank may wait in an exchange."""
+    join_timeout_s: float = 300.0
+    """How long the world may take to come together."""
+    hccl_mib: int = DEFAULT_HCCL_MIB
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.topology.joint_size:
+            raise ConfigError(
+                f"--rank: {self.number} is not below the {self.topology.joint_size} ranks of "
+                f"{self.topology}"
+            )
+
+    @property
+    def rank(self) -> Rank:
+        """Its coordinates."""
+        return self.topology.coordinates(self.number)
+
+
+class World:
+    """The groups of this process; at most one stands at a time."""
+
+    def __init__(self, membership: Membership, store: Store, progress: Progress) -> None:
+        self.membership = membership
+        self.progress = progress
+        self.store = store
+        self._made: dict[tuple[object, ...], ProcessGroup] = {}
+        self.groups = Groups()
+
+    @classmethod
+    def join(cls, membership: Membership, is_stopping: Callable[[], bool] = lambda: False) -> World:
+        """Wait for all ranks and build every group.
+
+        Raises:
+            ConfigError: The address cannot be used.
+            JoinError: Ranks are missing.
+        """
+        number, size = membership.number, membership.topology.joint_size
+        store = open_store(
+            membership.rendezvous, rank=number, size=size, timeout_s=membership.join_timeout_s
+        )
+        world = cls(membership, store, Progress())
+        # So that those who are missing are named: torch would only say that time is up.
+        world.gather("here", "", is_stopping)
+        distributed.init_process_group(
+            "gloo" if membership.device.type == "cpu" else "hccl",
+            store=PrefixStore("torch", store),
+            rank=number,
+            world_size=size,
+            timeout=timedelta(seconds=membership.timeout_s),
+        )
+        world.groups = world._build()
+        return world
+
+    def gather(
+        self, topic: str, text: str, is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[str]:
+        """Every rank's text in order; for numbers that are agreed on once.
+
+        Raises:
+            JoinError: Some rank did not tell its own in time.
+        """
+        membership = self.membership
+        return gather(
+            self.store,
+            topic,
+            text,
+            rank=membership.number,
+            size=membership.topology.joint_size,
+            timeout_s=membership.join_timeout_s,
+            is_stopping=is_stopping,
+        )
+
+    def agree(self, topic: str, settings: str) -> None:
+        """Refuse ranks that were started with other settings than rank 0.
+
+        Raises:
+            ConfigError: On every rank, naming the others.
+        """
+        digests = self.gather(topic, hashlib.sha256(settings.encode()).hexdigest())
+        others = [str(number) for number, own in enumerate(digests) if own != digests[0]]
+        if others:
+            raise ConfigError(
+                f"ranks {', '.join(others)} differ from rank 0 in their {topic}; here: {settings}"
+            )
+
+    def leave(self) -> None:
+        """Give up all groups. Every rank calls it, none is in an exchange."""
+        self._made.clear()
+        self.groups = Groups()
+        distributed.destroy_process_group()
+
+    def _build(self) -> Groups:
+        own: dict[str, Group] = {}
+        for group in self.membership.topology.groups():
+            if group.name == "world" or len(group.members) == 1:
+                continue
+            made = self._make(group.name, group.members)
+            if self.membership.number in group.members:
+                own[group.name] = RankGroup(group.name, made, self.progress, self._handle(made))
+        names = ("tp", "pp", "dp", "ep", "mc2", "replica")
+        return Groups(**{name: own.get(name) or OneRank(name) for name in names})
+
+    def _make(self, name: str, members: tuple[int, ...]) -> ProcessGroup:
+        """A process group, shared by groups of the same ranks that may share one."""
+        buffer_mib = DP_HCCL_MIB if name == "dp" else self.membership.hccl_mib
+        domain = name if name in _OWN_DOMAIN else ""
+        key = (members, buffer_mib, domain)
+        if key not in self._made:
+            is_hccl = self.membership.device.type != "cpu" and name not in _ON_HOST
+            # A window for fused operators is sized by the environment, as their page says.
+            options = hccl_options(name, None if name == "mc2" else buffer_mib) if is_hccl else None
+            made = distributed.new_group(
+                list(members),
+                timeout=timedelta(seconds=self.membership.timeout_s),
+                backend="hccl" if is_hccl else "gloo",
+                pg_options=options,
+            )
+            self._made[key] = made
+        return self._made[key]
+
+    def _handle(self, group: ProcessGroup) -> str:
+        """How operators that communicate by themselves know a group."""
+        if self.membership.device.type == "cpu":
+            return str(group.group_name)
+        return hccl_name(group)
+
+
+def hccl_options(name: str, buffer_mib: int | None) -> Any:  # noqa: ANN401  torch_npu's own type
+    """Options of a communicator: its name in profiles, and the MiB of its buffer each way."""
+    torch_npu = importlib.import_module("torch_npu")
+    options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+    config: dict[str, int | str] = {"group_name": name}
+    if buffer_mib is not None:
+        config["hccl_buffer_size"] = buffer_mib
+    options.hccl_config = config
+    return options
+
+
+def hccl_name(group: ProcessGroup) -> str:
+    """The communicator's name, which the fused operators take."""
+    backend = group._get_backend(torch.device("npu"))
+    return str(backend.get_hccl_comm_name(group.rank()))  # type: ignore[attr-defined]  # HCCL's
