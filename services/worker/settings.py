@@ -53,7 +53,7 @@ class WorkerSettings(ServiceSettings):
     load_memory_bytes: int = Field(
         default=0,
         ge=0,
-        description="Most bytes of weights read ahead of use; 0: 1 GiB, or a tenth of free memory.",
+        description="Most bytes read ahead of use; 0: 256 MiB, or a tenth of free memory.",
     )
     max_model_len: int | None = Field(
         default=None, ge=2, description="Longest prompt plus output; default: the model's own."

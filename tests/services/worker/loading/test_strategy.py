@@ -20,9 +20,9 @@ def test_a_mode_that_was_asked_for_stays(mode: ReadMode, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "expected"), [(None, GIB), (500 * GIB, GIB), (2 * GIB, 2 * GIB // 10), (-5, 1)]
+    ("free", "expected"), [(None, GIB // 4), (500 * GIB, GIB // 4), (GIB, GIB // 10), (-5, 1)]
 )
-def test_memory_is_a_gib_or_a_tenth_of_what_is_free(free: int | None, expected: int) -> None:
+def test_memory_is_256_mib_or_a_tenth_of_what_is_free(free: int | None, expected: int) -> None:
     assert LoadStrategy().resolve(GIB, free).memory_bytes == expected
 
 
