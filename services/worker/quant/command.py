@@ -50,7 +50,7 @@ def run(settings: QuantizeSettings, console: Console) -> None:
     config = ModelConfig.from_dict(config_values)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(num_threads)
-    torch.set_num_threads(num_threads)  # rounding is torch's work
+    torch.set_num_threads(1)  # rounding has threads of its own, one for each matrix
     ops.register()
     if config.dtype not in _DTYPES:
         raise ConfigError(
@@ -64,6 +64,7 @@ def run(settings: QuantizeSettings, console: Console) -> None:
         recipe=recipe,
         prompts=_read_prompts(settings, config, recipe),
         whole_key_layers=_whole_key_layers(settings, config),
+        num_threads=num_threads,
     )
     with CheckpointReader(source) as reader:
         conversion = Conversion(reader, job)

@@ -1,12 +1,14 @@
 """Turns a float checkpoint into a quantized one, layer by layer.
 
-In memory are one layer's weights while calibration runs it, then one matrix after the other, and
-the tensors of one file of the result.
+In memory are one layer's weights while calibration runs it, then a few matrices that are rounded
+side by side, and the tensors of one file of the result.
 """
 
 import logging
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +58,8 @@ class Job:
     """Token ids to calibrate with; none: without calibration."""
     whole_key_layers: frozenset[int] = frozenset()
     """Layers whose indexer keys are not to be kept in eight bits."""
+    num_threads: int = 1
+    """Matrices that are rounded at the same time, each by one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +144,8 @@ class Conversion:
                 assert layer is not None
                 report(self._progress(layer, is_calibrating=True))
                 inputs = calibrator.run(layer)
-            for name, tensor in self._read(group):
-                self._write(writer, name, tensor, inputs)
+            for name, result in self._quantize_all(group, inputs):
+                self._write(writer, name, result)
                 self._done_bytes += group[name].num_bytes
                 report(self._progress(layer))
         self.outcome.target_bytes = writer.num_bytes
@@ -169,23 +173,41 @@ class Conversion:
         with closing(self._reader.read_all(dict.fromkeys(group), strategy)) as tensors:
             yield from tensors
 
-    def _write(
-        self, writer: CheckpointWriter, name: str, tensor: Tensor, inputs: LayerInputs | None
-    ) -> None:
+    def _quantize_all(
+        self, group: Mapping[str, TensorEntry], inputs: LayerInputs | None
+    ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+        """What each tensor of a group becomes, in order."""
+
+        def convert(name: str, tensor: Tensor) -> Tensor | QuantizedMatrix:
+            scheme = self._schemes[name]
+            if scheme is Scheme.FLOAT:
+                return tensor
+            return _quantize(name.removesuffix(_WEIGHT), tensor, scheme, inputs)
+
+        count = self._job.num_threads
+        waiting: deque[tuple[str, Future[Tensor | QuantizedMatrix]]] = deque()
+        with ThreadPoolExecutor(count, thread_name_prefix="quantize") as pool:
+            for name, tensor in self._read(group):
+                waiting.append((name, pool.submit(convert, name, tensor)))
+                if len(waiting) > count:
+                    first, result = waiting.popleft()
+                    yield first, result.result()
+            for name, result in waiting:
+                yield name, result.result()
+
+    def _write(self, writer: CheckpointWriter, name: str, result: Tensor | QuantizedMatrix) -> None:
         scheme = self._schemes[name]
-        if scheme is Scheme.FLOAT:
-            writer.add(name, tensor, scheme)
-            is_matrix = tensor.dim() == 2
-            self.outcome.count(scheme, tensor.nbytes, is_matrix=is_matrix)
+        if isinstance(result, Tensor):
+            writer.add(name, result, scheme)
+            is_matrix = result.dim() == 2
+            self.outcome.count(scheme, result.nbytes, is_matrix=is_matrix)
             return
         stem = name.removesuffix(_WEIGHT)
-        matrix = _quantize(stem, tensor, scheme, inputs)
-        for leaf, part in matrix.tensors.items():
+        for leaf, part in result.tensors.items():
             writer.add(f"{stem}.{leaf}", part, scheme)
-        self.outcome.count(
-            scheme, sum(part.nbytes for part in matrix.tensors.values()), is_matrix=True
-        )
-        self.outcome.errors[stem] = matrix.error
+        num_bytes = sum(part.nbytes for part in result.tensors.values())
+        self.outcome.count(scheme, num_bytes, is_matrix=True)
+        self.outcome.errors[stem] = result.error
 
     def _progress(self, layer: int | None, *, is_calibrating: bool = False) -> ConversionProgress:
         return ConversionProgress(

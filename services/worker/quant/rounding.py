@@ -15,8 +15,8 @@ _SHARES = tuple(step / 20 for step in range(20, 8, -1))
 # A column's weight in the error has at least this share of the mean: inputs that calibration did
 # not meet still count.
 _LEAST_MOMENT = 1e-3
-# Elements in work at once: some copies of them as float32 stay within 64 MiB.
-_BLOCK_ELEMENTS = 1 << 21
+# Elements in work at once: few enough that what is computed from them stays in a core's cache.
+_BLOCK_ELEMENTS = 1 << 18
 
 
 def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     for rows in _blocks(weight):
         block = weight[rows].float()
         scales[rows] = _as_scale(block.abs().amax(1, keepdim=True) / 127)
-        levels[rows] = _levels(block, scales[rows], -127, 127)
+        levels[rows] = _rounded(block, scales[rows], -127, 127)
     return levels, scales
 
 
@@ -60,12 +60,12 @@ def round_int4(weight: Tensor, moments: Tensor | None = None) -> tuple[Tensor, T
         least = torch.full_like(largest, torch.inf)
         for share in _SHARES:
             scale = _as_scale(largest * (share / 7))
-            rounded = _levels(block, scale, -8, 7)
-            error = ((rounded.float() * scale - block).square_() @ importance)[:, None]
+            rounded = _rounded(block, scale, -8, 7)
+            error = (rounded.mul_(scale).sub_(block).square_() @ importance)[:, None]
             is_better = error < least
             least = torch.where(is_better, error, least)
             scales[rows] = torch.where(is_better, scale, scales[rows])
-        levels[rows] = _levels(block, scales[rows], -8, 7)
+        levels[rows] = _rounded(block, scales[rows], -8, 7)
     return levels, scales
 
 
@@ -73,14 +73,15 @@ def relative_error(weight: Tensor, levels: Tensor, scales: Tensor) -> float:
     """Size of what rounding took away, as a share of the weights' size (Frobenius norms)."""
     lost = whole = 0.0
     for rows in _blocks(weight):
-        block = weight[rows].double()
+        block = weight[rows].float()
         whole += float(block.square().sum())
-        lost += float((levels[rows].double() * scales[rows] - block).square_().sum())
+        lost += float((levels[rows] * scales[rows]).sub_(block).square_().sum())
     return (lost / whole) ** 0.5 if whole else 0.0
 
 
-def _levels(weight: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
-    return (weight / scales).round_().clamp_(lowest, highest).to(torch.int8)
+def _rounded(weight: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
+    """Levels, as whole numbers of the weights' own type."""
+    return (weight / scales).round_().clamp_(lowest, highest)
 
 
 def _as_scale(values: Tensor) -> Tensor:
