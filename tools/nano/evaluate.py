@@ -11,7 +11,8 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ class Verdict:
     """How one request went; ``error`` is empty unless it got no answer."""
 
     skill: str
+    seed: int = 0
     is_right: bool
     completion_tokens: int = 0
     error: str = ""
@@ -114,6 +116,11 @@ def summary(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
     }
 
 
+def write_verdicts(path: Path, verdicts: list[Verdict]) -> None:
+    """Writes one JSON line per prompt, for comparisons prompt by prompt."""
+    path.write_text("".join(f"{json.dumps(asdict(verdict))}\n" for verdict in verdicts))
+
+
 async def evaluate(options: argparse.Namespace) -> int:
     """Runs the evaluation; returns the exit status, 1 if any request got no answer."""
     gate, everything = asyncio.Semaphore(options.concurrency), []
@@ -126,11 +133,14 @@ async def evaluate(options: argparse.Namespace) -> int:
         model = options.model or (await client.get("models")).json()["data"][0]["id"]
         for skill in options.skills:
             tasks = [make_task(skill, seed) for seed in range(options.prompts)]
-            verdicts = await asyncio.gather(*(ask(client, gate, task, model) for task in tasks))
+            answers = await asyncio.gather(*(ask(client, gate, task, model) for task in tasks))
+            verdicts = [replace(verdict, seed=seed) for seed, verdict in enumerate(answers)]
             correct = sum(verdict.is_right for verdict in verdicts)
             line = {"skill": skill, "prompts": len(verdicts), "correct": correct}
             print(json.dumps(line | {"score": round(correct / len(verdicts), 4)}), flush=True)
             everything += verdicts
+    if options.verdicts:
+        write_verdicts(options.verdicts, everything)
     total = summary(everything, time.monotonic() - began)
     print(json.dumps({"summary": total}), flush=True)
     return int(total["errors"] > 0)
@@ -147,6 +157,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="", help="default: the first the server lists")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--skills", nargs="+", default=list(SKILLS), choices=SKILLS)
+    parser.add_argument("--verdicts", type=Path, help="file for one JSON line per prompt")
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,8 @@
 """The evaluation client: sends what the API wants, judges what it gets, reports what failed."""
 
-import argparse
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -66,15 +66,18 @@ def test_unreachable_server_is_an_error_not_a_crash() -> None:
 
 
 def test_scores_are_one_json_line_per_skill(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = {"content": make_task("echo", 0).answer["content"]}
     client = _answering(200, message)
     monkeypatch.setattr(evaluate.httpx, "AsyncClient", lambda **_: client)
-    options = argparse.Namespace(
-        base_url="http://t/v1", api_key="", model="m", concurrency=2, prompts=2, skills=["echo"]
-    )
+    file = tmp_path / "verdicts"
+    words = ["--model", "m", "--prompts", "2", "--skills", "echo", "--verdicts", str(file)]
+    options = evaluate.parse(words)
     assert asyncio.run(evaluate.evaluate(options)) == 0
+    verdicts = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [verdict["seed"] for verdict in verdicts] == [0, 1]
+    assert sum(verdict["is_right"] for verdict in verdicts) == 1
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == {"skill": "echo", "prompts": 2, "correct": 1, "score": 0.5}
     assert lines[1]["summary"]["correct"] == 1
