@@ -5,8 +5,17 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from services.launcher.ranks import (
+    Layout,
+    WorkerRank,
+    num_cores,
+    own_devices,
+    rank_flags,
+    threads_per_rank,
+)
 from services.launcher.run_dir import SERVICES, RunDirectory
 from services.launcher.settings import UpSettings
 from shared.config import has_tables
@@ -16,6 +25,8 @@ from shared.parent import PARENT_VARIABLE
 EDGE_DRAIN_S: Final = 2.0
 
 
+DEVICES_VARIABLE: Final = "ASCEND_RT_VISIBLE_DEVICES"
+
 # What only `up` reads: files without tables, and keys that only the frontend may know.
 OWN_VARIABLES: Final = frozenset(
     {"GLM_MESH_CONFIG", "GLM_MESH_UP_CONFIG", "GLM_MESH_API_KEY", "GLM_MESH_UP_API_KEY"}
@@ -24,11 +35,36 @@ OWN_VARIABLES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How to start one service."""
+    """How to start one process.
+
+    Attributes:
+        service: Its name: that of the service, or of one rank of the worker.
+        argv: The command line.
+        environment: All variables.
+        rank: Which rank, where the worker has several that exchange tensors.
+        meeting: The file at which they find each other.
+    """
 
     service: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    rank: WorkerRank | None = None
+    meeting: Path | None = None
+
+    @property
+    def unit(self) -> str:
+        """Processes of one unit are started together, and end together."""
+        return self.service if self.rank is None else f"world {self.rank.world}"
+
+    @property
+    def title(self) -> str:
+        """What it is called where its end is told."""
+        return self.service if self.rank is None else f"{self.service}, {self.rank.told}"
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it serves its contract, health and admin."""
+        return self.rank is None or self.rank.is_leader
 
 
 def module_command(service: str) -> list[str]:
@@ -44,22 +80,29 @@ def build_commands(
     run_dir: RunDirectory,
     port: int,
     service_flags: Mapping[str, Sequence[str]],
+    layout: Layout | None = None,
 ) -> list[Command]:
-    """One command per service, the far end of the chain first.
+    """One command per service, the far end of the chain first; the worker has one per rank.
 
     Args:
         settings: Of `up`.
         run_dir: Where sockets go.
         port: HTTP port.
         service_flags: Service -> words that options of vLLM become there.
+        layout: Ranks of the worker; one if not given.
     """
+    layout = layout or Layout()
+    ranks = list(layout.ranks())
     flags = {
-        "worker": _worker_flags(settings),
-        "scheduler": _scheduler_flags(settings, run_dir),
+        "scheduler": _scheduler_flags(settings, run_dir, ranks),
         "detokenizer": _detokenizer_flags(settings, run_dir),
         "frontend": _frontend_flags(settings, run_dir, port),
     }
-    return [
+    commands = [
+        _rank_command(settings, run_dir, layout, rank, service_flags.get("worker", ()))
+        for rank in ranks
+    ]
+    return commands + [
         Command(
             service=name,
             argv=(
@@ -71,26 +114,55 @@ def build_commands(
             environment=_environment(settings, name),
         )
         for name in SERVICES
+        if name in flags
     ]
 
 
-def _common_flags(settings: UpSettings, run_dir: RunDirectory, service: str) -> list[str]:
-    flags = [
-        "--address",
-        run_dir.address(service),
-        "--health-address",
-        run_dir.health_address(service),
-        "--admin-address",
-        run_dir.admin_address(service),
-        "--log-level",
-        settings.log_level,
-    ]
+def _rank_command(
+    settings: UpSettings,
+    run_dir: RunDirectory,
+    layout: Layout,
+    rank: WorkerRank,
+    service_flags: Sequence[str],
+) -> Command:
+    meeting = run_dir.rendezvous_path(rank.world)
+    words = [*_worker_flags(settings, layout), *rank_flags(layout, rank, meeting)]
+    has_peers = layout.world_size > 1
+    environment = _environment(settings, "worker")
+    if settings.device == "npu":
+        visible = own_devices(layout, rank, environment.get(DEVICES_VARIABLE))
+        if visible is not None:
+            environment[DEVICES_VARIABLE] = visible
+    return Command(
+        service=rank.name,
+        argv=(
+            *module_command("worker"),
+            *_common_flags(settings, run_dir, rank.name, is_serving=rank.is_leader),
+            *(str(word) for word in words),
+            *service_flags,
+        ),
+        environment=environment,
+        rank=rank if has_peers else None,
+        meeting=meeting if has_peers else None,
+    )
+
+
+def _common_flags(
+    settings: UpSettings, run_dir: RunDirectory, service: str, *, is_serving: bool = True
+) -> list[str]:
+    flags = ["--address", run_dir.address(service), "--log-level", settings.log_level]
+    if is_serving:
+        flags += ["--health-address", run_dir.health_address(service)]
+        flags += ["--admin-address", run_dir.admin_address(service)]
     if settings.config is not None and has_tables(settings.config):
         flags += ["--config", str(settings.config.absolute())]
     return flags
 
 
-def _worker_flags(settings: UpSettings) -> list[object]:
+def _worker_flags(settings: UpSettings, layout: Layout) -> list[object]:
+    num_threads = settings.num_threads
+    if num_threads is None and layout.num_ranks > 1:
+        num_threads = threads_per_rank(layout, num_cores())
     return [
         *("--worker-mode", settings.worker),
         *("--model", settings.checkpoint),
@@ -102,13 +174,16 @@ def _worker_flags(settings: UpSettings) -> list[object]:
         *_given("--max-num-seqs", settings.max_num_seqs),
         *_given("--max-num-batched-tokens", settings.max_num_batched_tokens),
         *_given("--kv-cache-memory-bytes", settings.kv_cache_memory_bytes),
-        *_given("--num-threads", settings.num_threads),
+        *_given("--num-threads", num_threads),
     ]
 
 
-def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory) -> list[object]:
+def _scheduler_flags(
+    settings: UpSettings, run_dir: RunDirectory, ranks: Sequence[WorkerRank]
+) -> list[object]:
+    leaders = [run_dir.address(rank.name) for rank in ranks if rank.is_leader]
     return [
-        *("--worker-address", run_dir.address("worker")),
+        *(word for address in leaders for word in ("--worker-address", address)),
         *("--drain-timeout-s", EDGE_DRAIN_S),
         *_given("--max-model-len", settings.max_model_len),
         *_given("--max-num-seqs", settings.max_num_seqs),

@@ -6,7 +6,7 @@ On a terminal the progress is one live line; elsewhere each change is a line, fi
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
@@ -75,15 +75,38 @@ def _live_status(stream: TextIO) -> "Status":
 
 
 def address_page(
-    *, url: str, model: str, directory: str, pids: Mapping[str, int], seconds: float, version: str
+    *,
+    url: str,
+    model: str,
+    directory: str,
+    pids: Mapping[str, int],
+    seconds: float,
+    version: str,
+    silent: Collection[str] = frozenset(),
 ) -> list[str]:
-    """What is where, once everything is ready."""
+    """What is where, once everything is ready.
+
+    Args:
+        url: Of the API.
+        model: Its name there.
+        directory: Of sockets and logs.
+        pids: Name of each process -> its id.
+        seconds: From the start.
+        version: Of the mesh.
+        silent: Processes that serve nothing: ranks that are led by another.
+    """
     page = [
         f"glm-mesh {version} serves {model} at {url}/v1 (ready in {seconds:.1f} s)",
         f"  API page  {url}/docs      metrics  {url}/metrics",
     ]
     page += [
-        f"  {name:<12} pid {pid:<8} unix:{directory}/{name}.sock" for name, pid in pids.items()
+        f"  {name:<12} pid {pid:<8} "
+        + (
+            f"led; log {directory}/{name}.log"
+            if name in silent
+            else f"unix:{directory}/{name}.sock"
+        )
+        for name, pid in pids.items()
     ]
     page += [
         f"  beside each socket: NAME.health.sock, NAME.admin.sock; logs {directory}/NAME.log",

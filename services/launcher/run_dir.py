@@ -5,7 +5,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,18 +41,28 @@ class RunDirectory:
         """Where a service's log lines go."""
         return self.path / f"{service}.log"
 
-    def write_state(self, url: str, pids: Mapping[str, int]) -> None:
-        """Say in `mesh.json` what runs; replaced as a whole, so readers never see half of it."""
+    def rendezvous_path(self, world: int) -> Path:
+        """Where the ranks of a world meet; a new file at each of its starts."""
+        return self.path / f"world-{world}.meet"
+
+    def write_state(
+        self, url: str, pids: Mapping[str, int], silent: Collection[str] = frozenset()
+    ) -> None:
+        """Say in `mesh.json` what runs; replaced as a whole, so readers never see half of it.
+
+        Args:
+            url: Of the API.
+            pids: Name of each process -> its id.
+            silent: Processes that serve nothing, and so have no address.
+        """
         state = {
             "url": url,
             "launcher_pid": os.getpid(),
             "services": {
                 name: {
                     "pid": pid,
-                    "address": self.address(name),
-                    "health_address": self.health_address(name),
-                    "admin_address": self.admin_address(name),
                     "log": str(self.log_path(name)),
+                    **({} if name in silent else self._addresses(name)),
                 }
                 for name, pid in pids.items()
             },
@@ -61,12 +71,23 @@ class RunDirectory:
         draft.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         draft.replace(self.path / STATE_FILE)
 
+    def _addresses(self, service: str) -> dict[str, str]:
+        return {
+            "address": self.address(service),
+            "health_address": self.health_address(service),
+            "admin_address": self.admin_address(service),
+        }
+
     def clean(self, *, keep_logs: bool) -> None:
         """Remove what only a running mesh needs; the whole directory if nothing is to be kept."""
         if not self.is_kept and not keep_logs:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for leftover in (*self.path.glob("*.sock"), self.path / STATE_FILE):
+        for leftover in (
+            *self.path.glob("*.sock"),
+            *self.path.glob("*.meet"),
+            self.path / STATE_FILE,
+        ):
             leftover.unlink(missing_ok=True)
 
 

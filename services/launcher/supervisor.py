@@ -1,8 +1,9 @@
-"""Keeps the four services of one mesh running, from the first start to the last stop.
+"""Keeps the processes of one mesh running, from the first start to the last stop.
 
 Until every service has been ready once, a death ends the mesh; after that it is restarted by the
-law of `restarts.py`. Exit code 2 of a service (settings or checkpoint are wrong) always ends the
-mesh: trying again cannot help. Nothing is restarted silently and nothing outlives `run`.
+law of `restarts.py`; a rank of a worker together with all ranks that it exchanges tensors with.
+Exit code 2 of a process (settings or checkpoint are wrong) always ends the mesh: trying again
+cannot help. Nothing is restarted silently and nothing outlives `run`.
 """
 
 import asyncio
@@ -14,16 +15,15 @@ from services.launcher.commands import Command
 from services.launcher.display import Display, address_page
 from services.launcher.log_tail import LogTail
 from services.launcher.process import NUM_LAST_LINES, ServiceProcess, describe_exit
-from services.launcher.restarts import MAX_RESTARTS, WINDOW_S, RestartPolicy
+from services.launcher.restarts import MAX_RESTARTS, WINDOW_S
 from services.launcher.run_dir import RunDirectory
+from services.launcher.unit import Death, Unit, gather_units
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
 LOOK_S: Final = 0.25
-# The frontend comes first: no request enters any more, and what runs may end.
-STOP_ORDER: Final = ("frontend", "detokenizer", "scheduler", "worker")
 # Beyond the drain, which only the frontend has: the others end when nothing uses them.
 STOP_LIMIT_S: Final = 5.0
 _WORDS: Final = {"SERVING": "ready", "NOT_SERVING": "getting ready", "UNREACHABLE": "away"}
@@ -52,8 +52,9 @@ class Supervisor:
             command.service: ServiceProcess(command, LogTail(run_dir.log_path(command.service)))
             for command in commands
         }
-        self._policies = {name: RestartPolicy() for name in self._processes}
-        self._states = dict.fromkeys(self._processes, "starting")
+        self._units = gather_units(self._processes.values())
+        self._silent = frozenset(command.service for command in commands if not command.is_serving)
+        self._states = {name: "starting" for name in self._processes if name not in self._silent}
         self._is_stopping = False
         self._start_lock = asyncio.Lock()
         self._was_ready = asyncio.Event()
@@ -65,11 +66,11 @@ class Supervisor:
         """Run until `stop` is set or the mesh cannot go on; the exit code of `glm-mesh up`."""
         tasks: list[asyncio.Task[None]] = []
         try:
-            for process in self._processes.values():
-                await self._start(process)
-                tasks.append(asyncio.create_task(self._tend(process)))
+            for unit in self._units:
+                await self._start(unit)
+                tasks.append(asyncio.create_task(self._tend(unit)))
             tasks.append(asyncio.create_task(self._follow_logs()))
-            tasks += [asyncio.create_task(self._follow_health(name)) for name in self._processes]
+            tasks += [asyncio.create_task(self._follow_health(name)) for name in self._states]
             for task in tasks:
                 task.add_done_callback(self._check_task)
             await self._wait_ready(stop, start_timeout_s)
@@ -84,8 +85,8 @@ class Supervisor:
 
     def kill_all(self) -> None:
         """End everything at once, for a second Ctrl-C."""
-        for process in self._processes.values():
-            process.kill()
+        for unit in self._units:
+            unit.kill()
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
         """A watcher that broke would leave the mesh unwatched: then it ends."""
@@ -110,50 +111,56 @@ class Supervisor:
                     **self._facts,
                     directory=str(self._run_dir.path),
                     pids=self._pids(),
+                    silent=self._silent,
                     seconds=self._display.elapsed_s,
                 )
             )
 
-    async def _start(self, process: ServiceProcess) -> None:
+    async def _start(self, unit: Unit) -> None:
         async with self._start_lock:
             if self._is_stopping:
                 return
-            await process.start()
-        self._run_dir.write_state(self._facts["url"], self._pids())
+            await unit.start()
+        self._run_dir.write_state(self._facts["url"], self._pids(), self._silent)
 
-    async def _tend(self, process: ServiceProcess) -> None:
-        """Start a service again each time it ends, as long as that is allowed."""
+    async def _tend(self, unit: Unit) -> None:
+        """Start a unit again each time one of its processes ends, as long as that is allowed."""
         while not self._is_stopping:
-            code = await process.wait()
+            deaths = await unit.wait_death()
             if self._is_stopping:
                 return
-            self._set_state(process.service, "ended")
-            pause = self._judge(process, code)
+            for process in unit.processes:
+                if process.command.is_serving:
+                    self._set_state(process.service, "ended")
+            pause = self._judge(unit, deaths)
             if pause is None:
                 return
             try:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             except TimeoutError:
-                await self._start(process)
-                self._display.line(f"{process.service}: started again, pid {process.pid}")
+                await self._start(unit)
+                for process in unit.processes:
+                    self._display.line(f"{process.service}: started again, pid {process.pid}")
 
-    def _judge(self, process: ServiceProcess, code: int) -> float | None:
-        """Report a death; seconds until the next start, None when the mesh ends."""
-        what = f"{process.service} (pid {process.pid}) ended: {describe_exit(code)}"
-        self._display.lines([what, *self._last_lines(process)])
-        if code == EXIT_USAGE:
-            self._fail(EXIT_USAGE, f"{process.service} cannot start with these settings")
+    def _judge(self, unit: Unit, deaths: Sequence[Death]) -> float | None:
+        """Report deaths; seconds until the next start, None when the mesh ends."""
+        for death in deaths:
+            process, how = death.process, describe_exit(death.code)
+            what = f"{process.command.title} (pid {process.pid}) ended: {how}"
+            self._display.lines([what, *self._last_lines(process)])
+        if any(death.code == EXIT_USAGE for death in deaths):
+            self._fail(EXIT_USAGE, f"{unit.told} cannot start with these settings")
             return None
         if not self._was_ready.is_set():
-            self._fail(EXIT_FAILED, f"{process.service} ended before the mesh was ready")
+            self._fail(EXIT_FAILED, f"{unit.told} ended before the mesh was ready")
             return None
-        pause = self._policies[process.service].next_pause(time.monotonic())
+        pause = unit.policy.next_pause(time.monotonic())
         if pause is None:
             times = f"{MAX_RESTARTS} restarts in {WINDOW_S:.0f} s"
-            self._fail(EXIT_FAILED, f"{process.service} keeps ending ({times}): giving up")
+            self._fail(EXIT_FAILED, f"{unit.told} keeps ending ({times}): giving up")
             return None
-        self._display.line(f"{process.service}: starting again in {pause:.1f} s")
+        self._display.line(f"{unit.told}: starting again in {pause:.1f} s")
         return pause
 
     def _last_lines(self, process: ServiceProcess) -> list[str]:
@@ -210,11 +217,12 @@ class Supervisor:
         self._is_stopping = True
         self._stopping.set()
         async with self._start_lock:  # no start is under way from here on
-            for name in STOP_ORDER:
-                process = self._processes[name]
-                limit_s = STOP_LIMIT_S + (self._drain_timeout_s if name == "frontend" else 0)
-                if not await process.stop(limit_s):
-                    self._display.line(f"{name}: did not stop in {limit_s:g} s, killed")
+            # The frontend comes first: no request enters any more, and what runs may end.
+            for unit in reversed(self._units):
+                has_drain = unit.processes[0].service == "frontend"
+                limit_s = STOP_LIMIT_S + (self._drain_timeout_s if has_drain else 0)
+                for process in await unit.stop(limit_s):
+                    self._display.line(f"{process.service}: did not stop in {limit_s:g} s, killed")
         is_puzzling = self._exit_code == EXIT_FAILED  # wrong settings were explained in a line
         self._run_dir.clean(keep_logs=is_puzzling)
         if is_puzzling:

@@ -5,16 +5,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Final
 
 from services.launcher.commands import build_commands
 from services.launcher.display import Display
 from services.launcher.options.serve import help_text
-from services.launcher.options.start import read_start
+from services.launcher.options.start import Start, read_start
 from services.launcher.run_dir import make_run_directory
-from services.launcher.settings import UpSettings
 from services.launcher.supervisor import Supervisor
 from shared.errors import ConfigError
 
@@ -38,14 +37,15 @@ def run_up(argv: Sequence[str]) -> int:
     port = claim_port(settings.host, settings.port)
     # gRPC would print a line at each start of a child; children are started by exec anyway.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    return asyncio.run(_run(settings, port, start.service_flags))
+    return asyncio.run(_run(start, port))
 
 
-async def _run(settings: UpSettings, port: int, service_flags: Mapping[str, Sequence[str]]) -> int:
+async def _run(start: Start, port: int) -> int:
+    settings = start.settings
     run_dir = make_run_directory(settings.run_dir)
     display = Display()
     supervisor = Supervisor(
-        build_commands(settings, run_dir, port, service_flags),
+        build_commands(settings, run_dir, port, start.service_flags, start.layout),
         run_dir,
         display,
         url=base_url(settings.host, port),

@@ -10,6 +10,7 @@ from services.launcher.options.environment import read_environment
 from services.launcher.options.facts import ModelFacts, read_facts
 from services.launcher.options.judge import judge
 from services.launcher.options.passing import service_flags
+from services.launcher.ranks import Layout, check_fit, num_cores
 from services.launcher.settings import UpSettings
 from shared.config import parse
 from shared.errors import ConfigError
@@ -23,11 +24,13 @@ class Start:
         settings: Of `up`.
         service_flags: Service -> further words of its command line.
         lines: What the user must know.
+        layout: Ranks of the worker.
     """
 
     settings: UpSettings
     service_flags: Mapping[str, tuple[str, ...]]
     lines: tuple[str, ...]
+    layout: Layout
 
 
 def read_start(argv: Sequence[str], variables: Mapping[str, str]) -> Start:
@@ -59,13 +62,35 @@ def read_start(argv: Sequence[str], variables: Mapping[str, str]) -> Start:
     )
     verdict = judge(asked)
     problems += [*built.problems, *wrong_variables, *verdict.refusals]
+    layout = _layout(verdict.deployment)
+    problems += _misfits(layout, asked, num_cores())
     if problems or settings is None:
         raise ConfigError(_as_one(problems))
     return Start(
         settings=settings,
         service_flags=service_flags(verdict.deployment),
         lines=(*line.lines, *built.lines, *verdict.lines),
+        layout=layout,
     )
+
+
+def _layout(left: Deployment) -> Layout:
+    flags = left.flags
+    return Layout(
+        tensor_parallel_size=flags.tensor_parallel_size,
+        pipeline_parallel_size=flags.pipeline_parallel_size,
+        data_parallel_size=flags.data_parallel_size,
+        enable_expert_parallel=flags.enable_expert_parallel,
+    )
+
+
+def _misfits(layout: Layout, asked: Deployment, cores: int) -> list[str]:
+    visible = asked.environment.ASCEND_RT_VISIBLE_DEVICES
+    try:
+        check_fit(layout, device=asked.settings.device, visible_devices=visible, num_cores=cores)
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def _as_one(problems: Sequence[str]) -> str:

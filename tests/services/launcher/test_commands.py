@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 
 from services.launcher.commands import Command, build_commands
+from services.launcher.ranks import Layout, num_cores
 from services.launcher.run_dir import RunDirectory
 from services.launcher.settings import UpSettings
 from shared.parent import PARENT_VARIABLE
 
 
 def commands(
-    settings: UpSettings, path: Path, service_flags: Mapping[str, Sequence[str]] | None = None
+    settings: UpSettings,
+    path: Path,
+    service_flags: Mapping[str, Sequence[str]] | None = None,
+    layout: Layout | None = None,
 ) -> dict[str, Command]:
     run_dir = RunDirectory(path=path, is_kept=True)
     return {
         command.service: command
-        for command in build_commands(settings, run_dir, 8123, service_flags or {})
+        for command in build_commands(settings, run_dir, 8123, service_flags or {}, layout)
     }
 
 
@@ -108,3 +112,59 @@ def test_services_know_their_launcher_and_read_only_files_with_tables(
     assert "--config" not in found["scheduler"].argv
     found = commands(UpSettings(model=tmp_path, config=tables), Path("/r"))
     assert value_of(found["scheduler"], "--config") == str(tables)
+
+
+def test_each_rank_is_a_process_and_the_first_alone_serves(tmp_path: Path) -> None:
+    layout = Layout(tensor_parallel_size=2)
+    found = commands(
+        UpSettings(model=tmp_path), Path("/r"), {"worker": ("--weight-nz-mode=2",)}, layout
+    )
+    assert list(found) == ["worker", "worker.1", "scheduler", "detokenizer", "frontend"]
+    leader, led = found["worker"], found["worker.1"]
+    assert value_of(leader, "--health-address") == "unix:/r/worker.health.sock"
+    assert "--health-address" not in led.argv
+    assert "--admin-address" not in led.argv
+    assert (leader.is_serving, led.is_serving) == (True, False)
+    for number, command in enumerate((leader, led)):
+        assert value_of(command, "--rank") == str(number)
+        assert value_of(command, "--rendezvous") == "file:///r/world-0.meet"
+        assert value_of(command, "--num-threads") == str(max(1, num_cores() // 2))
+        assert command.argv[-1] == "--weight-nz-mode=2"
+    assert leader.unit == led.unit
+    assert led.title == "worker.1, rank 1"
+    words = found["scheduler"].argv
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--worker-address"] == [
+        "unix:/r/worker.sock"
+    ]
+
+
+def test_threads_that_were_asked_for_are_those_of_each_rank(tmp_path: Path) -> None:
+    layout = Layout(tensor_parallel_size=2)
+    found = commands(UpSettings(model=tmp_path, num_threads=3), Path("/r"), layout=layout)
+    assert value_of(found["worker.1"], "--num-threads") == "3"
+
+
+def test_the_scheduler_is_told_the_leader_of_each_replica(tmp_path: Path) -> None:
+    layout = Layout(tensor_parallel_size=2, data_parallel_size=2)
+    found = commands(UpSettings(model=tmp_path), Path("/r"), layout=layout)
+    words = found["scheduler"].argv
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--worker-address"] == [
+        "unix:/r/worker.sock",
+        "unix:/r/worker.2.sock",
+    ]
+    assert found["worker.2"].unit != found["worker"].unit
+    assert value_of(found["worker.3"], "--rendezvous") == "file:///r/world-1.meet"
+
+
+def test_worlds_on_one_machine_get_devices_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6,7")
+    layout = Layout(data_parallel_size=2)
+    for device, expected in (("npu", ["6", "7"]), ("cpu", ["6,7", "6,7"])):
+        settings = UpSettings.model_validate({"model": tmp_path, "device": device})
+        found = commands(settings, Path("/r"), layout=layout)
+        seen = [
+            found[name].environment["ASCEND_RT_VISIBLE_DEVICES"] for name in ("worker", "worker.1")
+        ]
+        assert seen == expected

@@ -50,10 +50,13 @@ def test_the_page_says_what_is_where() -> None:
             url="http://h:1",
             model="m",
             directory="/r",
-            pids={"worker": 7},
+            pids={"worker": 7, "worker.1": 8},
             seconds=2.34,
             version="1",
+            silent={"worker.1"},
         )
     )
     for part in ("m at http://h:1/v1", "2.3 s", "pid 7", "unix:/r/worker.sock", "/r/NAME.log"):
         assert part in page
+    assert "/r/worker.1.log" in page
+    assert "worker.1.sock" not in page

@@ -69,3 +69,19 @@ def test_the_state_file_lists_what_runs(tmp_path: Path) -> None:
     assert (state["url"], state["launcher_pid"]) == ("http://h:1", os.getpid())
     assert state["services"]["worker"]["pid"] == 7
     assert state["services"]["worker"]["address"] == run_dir.address("worker")
+
+
+def test_a_rank_that_serves_nothing_has_a_log_and_no_address(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    run_dir.write_state("http://h:1", {"worker": 7, "worker.1": 8}, {"worker.1"})
+    services = json.loads((run_dir.path / STATE_FILE).read_text())["services"]
+    assert services["worker.1"] == {"pid": 8, "log": str(run_dir.log_path("worker.1"))}
+    assert services["worker"]["health_address"] == run_dir.health_address("worker")
+
+
+def test_places_to_meet_go_with_the_mesh(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    run_dir.rendezvous_path(0).write_text("")
+    assert run_dir.rendezvous_path(0) != run_dir.rendezvous_path(1)
+    run_dir.clean(keep_logs=True)
+    assert not list(run_dir.path.iterdir())

@@ -12,6 +12,7 @@ import pytest
 from services.launcher import supervisor as module
 from services.launcher.commands import Command
 from services.launcher.display import Display
+from services.launcher.ranks import Layout
 from services.launcher.run_dir import SERVICES, RunDirectory, make_run_directory
 from services.launcher.supervisor import Supervisor
 from shared.parent import PARENT_VARIABLE
@@ -22,7 +23,7 @@ FAKE = str(Path(__file__).parent / "fake_service.py")
 class Mesh:
     """A supervisor over fake services, and what it showed."""
 
-    def __init__(self, path: Path, **flags: list[str]) -> None:
+    def __init__(self, path: Path, *, layout: Layout | None = None, **flags: list[str]) -> None:
         self.run_dir: RunDirectory = make_run_directory(path)
         self.screen = io.StringIO()
         self.stop = asyncio.Event()
@@ -31,6 +32,7 @@ class Mesh:
             PARENT_VARIABLE: str(os.getpid()),
             "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
         }
+        ranks = {rank.name: rank for rank in (layout or Layout()).ranks()}
         commands = [
             Command(
                 service=name,
@@ -39,11 +41,13 @@ class Mesh:
                     FAKE,
                     "--health-address",
                     self.run_dir.health_address(name),
-                    *flags.get(name, flags.get("every", [])),
+                    *flags.get(name.replace(".", "_"), flags.get("every", [])),
                 ),
                 environment=environment,
+                rank=ranks[name] if len(ranks) > 1 and name in ranks else None,
+                meeting=self.run_dir.rendezvous_path(0),
             )
-            for name in SERVICES
+            for name in (*ranks, *SERVICES[1:])
         ]
         self.supervisor = Supervisor(
             commands, self.run_dir, Display(self.screen), url="http://h:1", model="m", version="1"
@@ -191,3 +195,55 @@ async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     mesh.supervisor.kill_all()
     await asyncio.wait_for(running, 10)
     assert time.monotonic() - started < 3
+
+
+async def test_a_dead_rank_takes_its_world_along_and_all_are_started_again(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", layout=Layout(tensor_parallel_size=2))
+    running = asyncio.create_task(mesh.run())
+    screen = await mesh.until(lambda text: "Ctrl-C" in text)
+    assert f"worker.1     pid {mesh.pid('worker.1')}" in screen
+    assert "worker.1: " not in screen  # it has no health of its own
+    before = [mesh.pid(name) for name in ("worker", "worker.1")]
+    scheduler = mesh.pid("scheduler")
+    os.kill(before[1], signal.SIGKILL)
+    screen = await mesh.until(lambda text: "worker: ready" in text.split("Ctrl-C")[1])
+    assert f"worker.1, rank 1 (pid {before[1]}) ended: killed by SIGKILL" in screen
+    assert f"(pid {before[0]}) ended" not in screen
+    assert "worker (all ranks of world 0): starting again in 0.1 s" in screen
+    after = [mesh.pid(name) for name in ("worker", "worker.1")]
+    assert not set(before) & set(after)
+    for pid in before:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert mesh.pid("scheduler") == scheduler
+    mesh.stop.set()
+    assert await running == 0
+    for pid in after:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_world_that_keeps_dying_ends_the_mesh_whichever_rank_it_is(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", layout=Layout(tensor_parallel_size=2))
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    for number in range(4):
+        name = ("worker", "worker.1")[number % 2]
+        pid = mesh.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        await mesh.until(
+            lambda text, name=name, pid=pid: mesh.pid(name) != pid or "giving up" in text  # type: ignore[misc]  # binds now
+        )
+    assert await asyncio.wait_for(running, 20) == 1
+    told = "worker (all ranks of world 0) keeps ending (3 restarts in 60 s): giving up"
+    assert told in mesh.screen.getvalue()
+
+
+async def test_a_rank_with_wrong_settings_ends_the_mesh(tmp_path: Path) -> None:
+    mesh = Mesh(
+        tmp_path / "r", layout=Layout(tensor_parallel_size=2), worker_1=["--exit-code", "2"]
+    )
+    assert await asyncio.wait_for(mesh.run(), 20) == 2
+    screen = mesh.screen.getvalue()
+    assert "  worker.1| x ERROR fake fake: last words" in screen
+    assert "cannot start with these settings" in screen
