@@ -63,6 +63,8 @@ class Limits:
     max_plans_in_flight: int
     num_speculative_tokens: int = 0
     """Drafts that a decoding sequence may bring into a step."""
+    is_drafting: bool = False
+    """Whether results tell about drafts; also where a step has no room for any."""
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> "Limits":
@@ -93,6 +95,7 @@ class Limits:
             is_replay=capacity.is_replay,
             max_plans_in_flight=config.max_plans_in_flight,
             num_speculative_tokens=num_drafts,
+            is_drafting=capacity.num_speculative_tokens > 0,
         )
 
     @property

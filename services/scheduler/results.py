@@ -64,7 +64,7 @@ def match(record: PlanRecord, result: StepResult, limits: Limits) -> None:
         )
     if max(codes, default=0) > _LAST_CODE:
         raise WorkerContractError(f"step {plan.step}: unknown finish code {max(codes)}")
-    num_rows = len(plan.rows) if limits.num_speculative_tokens else 0
+    num_rows = len(plan.rows) if limits.is_drafting else 0
     if not len(result.num_drafted_tokens) == len(result.num_accepted_tokens) == num_rows:
         raise WorkerContractError(f"step {plan.step}: columns of drafts for other rows")
     if max(result.num_drafted_tokens, default=0) > limits.num_speculative_tokens:
@@ -79,7 +79,7 @@ def deliver(
     Returns how many tokens were delivered.
     """
     slow = _SlowLane(record, result, owner, now, limits)
-    if limits.num_speculative_tokens:
+    if limits.is_drafting:
         _deliver_runs(record, result, owner, slow)
     else:
         _deliver_tokens(record, result, owner, slow)
@@ -198,7 +198,7 @@ class _SlowLane:
                 raise self._broken(index, "sampled before the end of its known tokens")
             return
         self._check_count(index, sequence, len(token_ids))
-        if self._limits.num_speculative_tokens:
+        if self._limits.is_drafting:
             self._count_drafts(index, sequence)
         self._append(sequence, token_ids, logprobs)
         if code:
@@ -215,7 +215,7 @@ class _SlowLane:
         if not count:
             raise self._broken(index, "brings no token")
         limits, result = self._limits, self._result
-        if limits.num_speculative_tokens:
+        if limits.is_drafting:
             drafted, accepted = result.num_drafted_tokens[index], result.num_accepted_tokens[index]
             # A run that ends the sequence may be cut among its drafts.
             is_whole = count == accepted + 1 or (count == accepted and result.finish_codes[index])

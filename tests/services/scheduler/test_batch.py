@@ -297,3 +297,11 @@ def test_a_resumed_sequence_starts_without_drafts() -> None:
     place = plan.rows.index(plan.new_sequences[0].row)
     assert scheduled(plan)[place] == (0, num_known)
     harness.run_to_end()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_a_step_smaller_than_the_drafts_of_a_sequence_serves_with_fewer(num_tokens: int) -> None:
+    harness = with_drafts(3, max_num_batched_tokens=num_tokens)
+    harness.submit(Outlet(), [5, 2], max_tokens=8)
+    harness.run_to_end()
+    assert max(max(plan.num_scheduled_tokens) for plan in harness.plans) <= num_tokens

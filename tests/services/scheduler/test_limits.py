@@ -80,3 +80,9 @@ def test_what_plans_in_flight_may_keep_and_propose_is_looked_ahead(
     config = CoreConfig(max_plans_in_flight=window)
     limits = Limits.of(config, capacity(num_speculative_tokens=num_drafts))
     assert limits.num_lookahead_tokens == lookahead
+
+
+def test_a_step_without_room_for_drafts_still_hears_of_them() -> None:
+    limits = Limits.of(CoreConfig(max_num_batched_tokens=1), capacity(num_speculative_tokens=5))
+    assert (limits.num_speculative_tokens, limits.is_drafting) == (0, True)
+    assert not Limits.of(CoreConfig(), capacity()).is_drafting
