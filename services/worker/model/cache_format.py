@@ -14,7 +14,7 @@ Generation = Literal["a2", "a3", "a5"]
 
 # How descriptions name a layer's keys, and the values that mean eight bits.
 _KEY_ENTRIES = (".indexer.quant_type", ".indexer.wq_b_weight")
-_KEY_TYPES = frozenset({"INT8_DYNAMIC", "W8A8_MXFP8"})
+_KEY_TYPES = frozenset({"INT8_DYNAMIC", "QK_INT8_DYNAMIC", "W8A8_MXFP8"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,6 @@ _ONLY_VALUES: Mapping[str, object] = {
     "mlp_bias": False,
     "rope_interleave": True,
     "indexer_rope_interleave": True,
-    "quantization_config": None,
     "moe_layer_freq": 1,
 }
 
@@ -240,10 +239,22 @@ def _refuse_unserved(values: Mapping[str, Any]) -> None:
     for field, only in _ONLY_VALUES.items():
         if field in values:
             _require(values[field] == only, field, values[field], f"only {only!r} is supported")
+    _refuse_foreign_quantization(values.get("quantization_config"))
     heads = values.get("num_attention_heads")
     kv_heads = values.get("num_key_value_heads", heads)
     # Every head expands its own key from the latent; there is nothing to group.
     _require(kv_heads == heads, "num_key_value_heads", kv_heads, f"must be {heads}")
+
+
+def _refuse_foreign_quantization(value: object) -> None:
+    """Quantized weights are told by a file of their own in the one format that is served."""
+    if value is None:
+        return
+    method = value.get("quant_method") if isinstance(value, dict) else value
+    raise ConfigError(
+        f"config.json: quantization_config: checkpoints of quant_method {method!r} are not served, "
+        "only those in ModelSlim's format, which have a quant_model_description.json instead"
+    )
 
 
 def _typed(

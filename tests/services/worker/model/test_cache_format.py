@@ -39,7 +39,13 @@ def test_without_a_list_all_keys_are_in_eight_bits() -> None:
 @pytest.mark.parametrize("entry", ["quant_type", "wq_b_weight"])
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("INT8_DYNAMIC", True), ("W8A8_MXFP8", True), ("FLOAT", False), ("W8A8_DYNAMIC", False)],
+    [
+        ("INT8_DYNAMIC", True),
+        ("QK_INT8_DYNAMIC", True),
+        ("W8A8_MXFP8", True),
+        ("FLOAT", False),
+        ("W8A8_DYNAMIC", False),
+    ],
 )
 def test_a_list_decides_by_its_values(entry: str, kind: str, expected: bool) -> None:
     types = {f"{PREFIX}.{entry}": kind}
