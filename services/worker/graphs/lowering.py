@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from services.worker.graphs.recording import CaptureError
 from services.worker.ops.native import Native
 
 _ATEN = torch.ops.aten
@@ -69,7 +70,7 @@ def lowered(native: Native) -> Mapping[OpOverload, Callable[..., object]]:
 
 def _require(holds: bool, form: str) -> None:
     if not holds:
-        raise ValueError(f"a recorded step takes {form} only")
+        raise CaptureError(f"a recorded step takes {form} only")
 
 
 def _embedding(native: Native, weight: Tensor, indices: Tensor, padding_idx: int = -1) -> Tensor:
@@ -105,19 +106,14 @@ def _clone(native: Native, input: Tensor, *, memory_format: object = None) -> Te
 
 def _copy(native: Native, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     types = source.dtype, target.dtype
-    _require(types[0] is types[1] or types in _CONVERSIONS, f"no {types[0]} as {types[1]}: others")
-    _require(source.shape == target.shape, "copies of equal shapes")
+    is_copy = types[0] is types[1] and types[0] in _TYPE_NUMBERS
+    _require(is_copy or types in _CONVERSIONS, f"no {types[0]} as {types[1]}: others")
+    _require(source.dim() > 0 and source.shape == target.shape, "copies of equal shapes")
     if not source.numel():
         return target
+    rows, width = math.prod(source.shape[:-1]), source.shape[-1]
+    strides = (_row_stride(source), _row_stride(target))
     numbers = (_TYPE_NUMBERS[types[0]], _TYPE_NUMBERS[types[1]])
-    if source.is_contiguous() and target.is_contiguous():
-        rows, width, strides = source.numel(), 1, (1, 1)
-        if types[0] is not types[1] or source.dim() > 1:
-            rows, width = math.prod(source.shape[:-1]), source.shape[-1]
-            strides = (width, width)
-    else:
-        rows, width = math.prod(source.shape[:-1]), source.shape[-1]
-        strides = (_row_stride(source), _row_stride(target))
     native.call("convert", _KIND, (rows, width, *strides, *numbers), source, target)
     return target
 

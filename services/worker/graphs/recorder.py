@@ -1,9 +1,12 @@
 """Takes down a step on a CPU: every compiled kernel it calls, with numbers and addresses.
 
-While the step runs, each operator comes by here. Ours run as always, and their kernels are noted
-where they are called. Of torch's, views touch no data, memory comes from the arena, and what moves
-data is done by a kernel of ours (`lowering`) so that it can be noted too. Anything else would be
-missing when the step is done again: it is refused by its name, as is reading a tensor on the host.
+The step runs without touching data. Each operator comes by here: ours check their arguments and
+make their results as always, and their kernels are noted in place of run. Of torch's, views touch
+no data, memory comes from the arena, and what moves data stands for a kernel of ours (`lowering`).
+Anything else would be missing when the step is done from the record: it is refused by its name, as
+is reading a tensor on the host.
+
+What operators find out on first use (about a weight, say) they must know before.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +17,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.worker.graphs.arena import Arena
+from services.worker.graphs.arena import Arena, Loans
 from services.worker.graphs.lowering import lowered
-from services.worker.graphs.recording import HostCall, KernelCall, Recording
+from services.worker.graphs.recording import Call, CaptureError, HostCall, KernelCall, Recording
 from services.worker.ops.native import SIGNATURES, Native
 
 _OURS = frozenset({"npu", "glm"})
@@ -27,28 +30,30 @@ _VIEWS = frozenset({_ATEN._unsafe_view.default})
 _HOST_READS = frozenset({_ATEN.resolve_conj.default, _ATEN._local_scalar_dense.default})
 
 
-class CaptureError(Exception):
-    """A step cannot be captured as it is."""
-
-
-def record(native: Native, arena: Arena, step: Callable[[], object]) -> Recording:
-    """Run a step and take it down.
+def record(
+    native: Native,
+    arena: Arena,
+    step: Callable[[], tuple[Tensor, ...]],
+    plan: Loans | None = None,
+) -> Recording:
+    """Take down a step.
 
     Args:
         native: The kernels that the operators call.
         arena: Where its results lie, until the next recorded step.
         step: Runs the model on buffers that stay where they are.
+        plan: Places in the arena for what it computes.
 
     Raises:
         CaptureError: The step does what cannot be done again from a record.
     """
     # Only there does torch show every operator, also those that are made of others.
     assert torch.is_inference_mode_enabled()
-    arena.restart()
+    arena.restart(plan)
     recorder = _Recorder(native, arena)
     with native.noted_by(recorder), recorder:
         result = step()
-    return Recording(native, recorder.steps, result)
+    return Recording(native, recorder.calls, result)
 
 
 class _Recorder(TorchDispatchMode):
@@ -56,10 +61,15 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, native: Native, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.steps: list[KernelCall | HostCall] = []
+        self.calls: list[Call] = []
         self._arena = arena
         self._lowered: Mapping[OpOverload, Callable[..., object]] = lowered(native)
         self._operator = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler on first use, which takes a second.
+        return False
 
     def note(
         self,
@@ -74,7 +84,7 @@ class _Recorder(TorchDispatchMode):
         stale = next((a for a in addresses if self._arena.is_free(a)), None)
         if stale is not None:
             raise CaptureError(f"{self._operator}: reads what another recorded step computed")
-        self.steps.append(
+        self.calls.append(
             KernelCall(
                 operator=self._operator,
                 name=name,
@@ -125,21 +135,9 @@ class _Recorder(TorchDispatchMode):
         self, func: OpOverload, args: tuple[Any, ...], options: dict[str, Any]
     ) -> object:
         """A collective: done by the host between two runs of kernels."""
-
-        def run() -> object:
-            return _wait(func(*args, **options))
-
-        result = func(*args, **options)
-        self.steps.append(HostCall(operator=func.name(), run=run))
-        return result
-
-
-def _wait(result: object) -> object:
-    """Until the works that a collective returns are done."""
-    for part in result if isinstance(result, tuple | list) else (result,):
-        if isinstance(part, torch.ScriptObject):
-            part.wait()  # type: ignore[attr-defined]  # a work
-    return result
+        assert not options
+        self.calls.append(HostCall(operator=func.name(), function=func, arguments=args))
+        return func(*args)
 
 
 def _plain(numbers: tuple[float, ...]) -> tuple[float, ...]:

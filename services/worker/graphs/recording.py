@@ -1,9 +1,9 @@
-"""What was taken down of a step, and running it again: one call into C for each run of kernels."""
+"""What was taken down of a step, and doing it again: one call into C for each run of kernels."""
 
-import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,11 @@ from torch import Tensor
 from services.worker.ops.native import Native, failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureError(Exception):
+    """A step cannot be captured as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelCall:
     """One call of a compiled kernel."""
 
@@ -26,38 +30,45 @@ class KernelCall:
     tensors: tuple[Tensor, ...] = ()
     """Those among the arguments that nobody else keeps."""
 
-    def difference(self, other: "KernelCall") -> str:
-        """What is another way in `other`; empty where nothing is."""
-        for part in ("operator", "name", "dtype", "numbers", "addresses"):
-            ours, theirs = getattr(self, part), getattr(other, part)
-            if ours != theirs:
-                return f"{self.operator}: {part} {ours} became {theirs}"
-        return ""
+    def packed(self) -> bytes:
+        """Arguments as the kernel's caller in C reads them, 8 bytes each."""
+        kinds = "".join("d" if isinstance(number, float) else "q" for number in self.numbers)
+        return struct.pack(f"={kinds}{len(self.addresses)}Q", *self.numbers, *self.addresses)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostCall:
     """A call that stays one of Python's: a collective."""
 
     operator: str
-    run: Callable[[], object]
+    function: Callable[..., object]
+    arguments: tuple[Any, ...] = ()
+
+    def run(self) -> None:
+        """Call it, and wait until it is done."""
+        result = self.function(*self.arguments)
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, torch.ScriptObject):
+                part.wait()  # type: ignore[attr-defined]  # a work
 
 
-class _Segment:
+Call = KernelCall | HostCall
+
+
+class Segment:
     """Kernels between two host calls, as csrc/replay.c reads them."""
 
     def __init__(self, native: Native, calls: Sequence[KernelCall]) -> None:
         self._native = native
         self.calls = tuple(calls)
-        arguments = [_packed(call) for call in calls]
-        ends = np.cumsum([len(packed) for packed in arguments])
-        self._arguments = np.frombuffer(b"".join(arguments) or b"\0" * 8, np.int64)
-        self._records = np.zeros((max(1, len(calls)), 3), np.int64)
-        starts = self._arguments.ctypes.data + ends - [len(packed) for packed in arguments]
+        packed = [call.packed() for call in calls]
+        self.arguments: NDArray[np.int64] = np.frombuffer(b"".join(packed), np.int64).copy()
+        """Of all calls behind each other; what is written here is what the kernels get."""
+        self._records = np.zeros((len(calls), 3), np.int64)
+        start = self.arguments.ctypes.data
         for place, call in enumerate(calls):
-            self._records[place, :2] = native.addresses(call.name, call.dtype)
-            self._records[place, 2] = starts[place]
-        self._address = self._records.ctypes.data
+            self._records[place] = (*native.addresses(call.name, call.dtype), start)
+            start += len(packed[place])
 
     def run(self, seconds: NDArray[np.float64] | None = None) -> None:
         """Call all kernels in order.
@@ -69,7 +80,7 @@ class _Segment:
             ValueError: A kernel refused its arguments.
         """
         times = None if seconds is None else seconds.ctypes.data
-        status, place = self._native.replay(len(self.calls), self._address, times)
+        status, place = self._native.replay(len(self.calls), self._records.ctypes.data, times)
         if status:
             raise failure(self.calls[place].name, status)
 
@@ -77,37 +88,38 @@ class _Segment:
 class Recording:
     """A step that was taken down. It keeps what it reads and what it returns."""
 
-    def __init__(
-        self, native: Native, steps: Sequence[KernelCall | HostCall], result: object
-    ) -> None:
+    def __init__(self, native: Native, calls: Sequence[Call], result: tuple[Tensor, ...]) -> None:
         self.result = result
-        self._parts: list[_Segment | HostCall] = []
-        calls: list[KernelCall] = []
-        for step in steps:
-            if isinstance(step, KernelCall):
-                calls.append(step)
+        self.parts: list[Segment | HostCall] = []
+        kernels: list[KernelCall] = []
+        for call in calls:
+            if isinstance(call, KernelCall):
+                kernels.append(call)
                 continue
-            self._parts += [_Segment(native, calls), step]
-            calls = []
-        self._parts.append(_Segment(native, calls))
+            if kernels:
+                self.parts.append(Segment(native, kernels))
+            self.parts.append(call)
+            kernels = []
+        if kernels:
+            self.parts.append(Segment(native, kernels))
 
     def run(self) -> None:
         """Do the step again, on what now is at its addresses."""
-        for part in self._parts:
+        for part in self.parts:
             part.run()
 
-    def steps(self) -> Iterator[KernelCall | HostCall]:
+    def calls(self) -> Iterator[Call]:
         """What was taken down, in order."""
-        for part in self._parts:
+        for part in self.parts:
             if isinstance(part, HostCall):
                 yield part
             else:
                 yield from part.calls
 
-    def measure(self) -> list[tuple[KernelCall | HostCall, float]]:
+    def measure(self) -> list[tuple[KernelCall, float]]:
         """Do the step again and say how long each kernel took, in seconds."""
-        times: list[tuple[KernelCall | HostCall, float]] = []
-        for part in self._parts:
+        times: list[tuple[KernelCall, float]] = []
+        for part in self.parts:
             if isinstance(part, HostCall):
                 part.run()
                 continue
@@ -116,27 +128,17 @@ class Recording:
             times += zip(part.calls, seconds.tolist(), strict=True)
         return times
 
-    def difference(self, other: "Recording") -> str:
-        """What `other` does another way first; empty where it is the same step.
 
-        A number or an address that belongs to one step only would be frozen in all later ones.
-        """
-        ours, theirs = list(self.steps()), list(other.steps())
-        for one, two in zip(ours, theirs, strict=False):
-            if isinstance(one, KernelCall) and isinstance(two, KernelCall):
-                if found := one.difference(two):
-                    return found
-            elif one.operator != two.operator:
-                return f"{one.operator} became {two.operator}"
-        if len(ours) != len(theirs):
-            return f"{len(ours)} calls became {len(theirs)}"
-        return ""
+def difference(one: Call, other: Call) -> str:
+    """What is another way in a call of the same step; empty where nothing is.
 
-
-def _packed(call: KernelCall) -> bytes:
-    """Arguments of 8 bytes each."""
-    numbers = b"".join(
-        struct.pack("d", number) if isinstance(number, float) else struct.pack("q", number)
-        for number in call.numbers
-    )
-    return numbers + b"".join(ctypes.c_uint64(address) for address in call.addresses)
+    A number or an address that belongs to one step only would be frozen in all others.
+    """
+    if not isinstance(one, KernelCall) or not isinstance(other, KernelCall):
+        is_same = type(one) is type(other) and one.operator == other.operator
+        return "" if is_same else f"{one.operator} became {other.operator}"
+    for part in ("operator", "name", "dtype", "numbers", "addresses"):
+        ours, theirs = getattr(one, part), getattr(other, part)
+        if ours != theirs:
+            return f"{one.operator}: {part} {ours} became {theirs}"
+    return ""

@@ -87,7 +87,7 @@ _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 class Recorder(Protocol):
-    """Takes note of kernels as they run."""
+    """Takes note of kernels in place of running them."""
 
     def note(
         self,
@@ -138,6 +138,7 @@ class Native:
         pointers = [tensor.data_ptr() for tensor in tensors]
         if self._recorder is not None:
             self._recorder.note(name, dtype, (*numbers, *pointers), tensors)
+            return
         status = self._functions[name, dtype](*numbers, *pointers)
         if status:
             raise failure(name, status)
@@ -150,18 +151,16 @@ class Native:
         run = self._functions.get((name, dtype))
         if self._recorder is None or run is None:
             return run
-        return functools.partial(self._run_noted, name, dtype, run)
+        return functools.partial(self._note, name, dtype)
 
-    def _run_noted(
-        self, name: str, dtype: torch.dtype, run: Callable[..., int], *arguments: float
-    ) -> int:
+    def _note(self, name: str, dtype: torch.dtype, *arguments: float) -> int:
         assert self._recorder is not None
         self._recorder.note(name, dtype, arguments, ())
-        return run(*arguments)
+        return 0
 
     @contextmanager
     def noted_by(self, recorder: Recorder) -> Iterator[None]:
-        """Have each kernel noted that runs inside; one thread at a time."""
+        """Have each kernel that is called inside noted in place of run; for one thread."""
         assert self._recorder is None
         self._recorder = recorder
         try:

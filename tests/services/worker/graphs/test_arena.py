@@ -1,8 +1,10 @@
 import gc
 
+import pytest
 import torch
 
 from services.worker.graphs.arena import Arena
+from services.worker.graphs.recording import CaptureError
 
 
 def test_places_of_dropped_tensors_are_lent_again(arena: Arena) -> None:
@@ -85,3 +87,19 @@ def test_an_empty_tensor_takes_no_place(arena: Arena) -> None:
     arena.restart()
     assert arena.empty((0, 5), torch.float32).shape == (0, 5)
     assert arena.most_in_use_bytes == 0
+
+
+def test_a_smaller_step_gets_the_places_of_the_larger(arena: Arena) -> None:
+    arena.restart()
+    first = arena.empty((100,), torch.float32)
+    second = arena.empty((100,), torch.float32)
+    addresses = [first.data_ptr(), second.data_ptr()]
+    plan = arena.loans
+    arena.restart(plan)
+    small = [arena.empty((count,), torch.float32) for count in (3, 100)]
+    assert [tensor.data_ptr() for tensor in small] == addresses
+    with pytest.raises(CaptureError, match="no place in the plan"):
+        arena.empty((1,), torch.float32)
+    arena.restart(plan)
+    with pytest.raises(CaptureError, match="896 bytes have no place in the plan, which has 448"):
+        arena.empty((112,), torch.float64)

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,11 +7,20 @@ from torch import Tensor
 
 from services.worker.graphs.arena import Arena
 from services.worker.graphs.recorder import record
-from services.worker.graphs.recording import HostCall, KernelCall, Recording
+from services.worker.graphs.recording import HostCall, KernelCall, Recording, difference
 from services.worker.ops.native import SIGNATURES, Native
 
+CALL = KernelCall(
+    operator="npu::npu_swiglu",
+    name="swiglu",
+    dtype=torch.float32,
+    numbers=(0, 1),
+    addresses=(0, 0),
+)
+GAMMA = torch.ones(4)
 
-def make(library: Native, arena: Arena, step: Callable[[], object]) -> Recording:
+
+def make(library: Native, arena: Arena, step: Callable[[], tuple[Tensor, ...]]) -> Recording:
     with torch.inference_mode():
         return record(library, arena, step)
 
@@ -25,80 +35,96 @@ def test_numbers_of_both_kinds_arrive_in_their_places(library: Native, arena: Ar
     """Whole numbers and fractions travel in registers of their own, and past them in memory."""
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 
-    def step() -> object:
+    def step() -> tuple[Tensor, ...]:
         gating = torch.ops.npu.npu_moe_gating_top_k
         options = {"k_group": 2, "group_count": 4, "group_select_mode": 1, "norm_type": 1}
-        return gating(logits, 2, routed_scaling_factor=2.5, eps=1e-3, **options)[:2]
+        weights, experts, _ = gating(logits, 2, routed_scaling_factor=2.5, eps=1e-3, **options)
+        return weights, experts
 
-    expected = step()
     recording = make(library, arena, step)
-    weights, experts = recording.result  # type: ignore[misc]
-    with torch.inference_mode():
-        weights.zero_()
-        experts.zero_()
     recording.run()
-    assert torch.equal(weights, expected[0])  # type: ignore[index]
-    assert torch.equal(experts, expected[1])  # type: ignore[index]
+    assert all(map(torch.equal, recording.result, step()))
 
 
 def test_a_kernel_that_refuses_is_named(library: Native, arena: Arena) -> None:
-    slots, cache = torch.tensor([1, 2]), torch.zeros(4, 8)
+    slots, cache = torch.tensor([[1], [2]]), torch.zeros(4, 8)
     rows = torch.ones(2, 8)
 
-    def step() -> Tensor:
+    def step() -> tuple[Tensor, ...]:
         gated = torch.ops.npu.npu_swiglu(rows)
-        torch.ops.npu.npu_scatter_nd_update_(cache, slots.view(-1, 1), rows)
-        return gated
+        torch.ops.npu.npu_scatter_nd_update_(cache, slots, rows)
+        return (gated,)
 
     recording = make(library, arena, step)
     recording.run()
     slots[1] = 4
-    with pytest.raises(ValueError, match="scatter_rows"):
+    with pytest.raises(ValueError, match="kernel scatter_rows"):
         recording.run()
+    with pytest.raises(ValueError, match="kernel scatter_rows"):
+        recording.measure()
 
 
 def test_times_are_told_for_each_kernel(library: Native, arena: Arena) -> None:
     x = torch.ones(4, 8)
-    recording = make(library, arena, lambda: torch.ops.npu.npu_swiglu(torch.ops.npu.npu_swiglu(x)))
+    swiglu = torch.ops.npu.npu_swiglu
+    recording = make(library, arena, lambda: (swiglu(swiglu(x)),))
     times = recording.measure()
-    assert [step.operator for step, _ in times] == ["npu::npu_swiglu"] * 2
+    assert [call.operator for call, _ in times] == ["npu::npu_swiglu"] * 2
     assert all(0 < seconds < 1 for _, seconds in times)
+    assert torch.equal(recording.result[0], swiglu(swiglu(x)))
 
 
-def test_a_difference_is_told_by_operator(library: Native, arena: Arena) -> None:
+def test_what_is_written_to_the_arguments_is_what_kernels_get(
+    library: Native, arena: Arena
+) -> None:
     x = torch.ones(4, 8)
-
-    def make_one(count: int, source: Tensor) -> Recording:
-        def step() -> Tensor:
-            gated = torch.ops.npu.npu_swiglu(source[:count])
-            return torch.ops.npu.npu_rms_norm(gated, torch.ones(4), 1e-5)[0]
-
-        return make(library, arena, step)
-
-    gamma = torch.ones(4)
-    first = make(library, arena, lambda: torch.ops.npu.npu_rms_norm(x[:, :4], gamma, 1e-5)[0])
-    again = make(library, arena, lambda: torch.ops.npu.npu_rms_norm(x[:, :4], gamma, 1e-5)[0])
-    assert first.difference(again) == ""
-    changed = make(library, arena, lambda: torch.ops.npu.npu_rms_norm(x[:, :4], gamma, 1e-6)[0])
-    assert "npu_rms_norm: numbers (4, 4, 8, 1e-05) became" in first.difference(changed)
-    other = make(library, arena, lambda: torch.ops.npu.npu_rms_norm(x[:, 4:], gamma, 1e-5)[0])
-    assert "npu_rms_norm: addresses" in first.difference(other)
-
-
-def test_more_or_other_calls_are_a_difference(library: Native) -> None:
-    call = KernelCall(
-        operator="glm::linear", name="swiglu", dtype=torch.float32, numbers=(0, 1), addresses=(0, 0)
-    )
-    host = HostCall(operator="c10d::allreduce_", run=lambda: None)
-    one = Recording(library, [call], None)
-    assert one.difference(Recording(library, [call, call], None)) == "1 calls became 2"
-    assert "became" in one.difference(Recording(library, [host], None))
+    recording = make(library, arena, lambda: (torch.ops.npu.npu_swiglu(x),))
+    recording.run()
+    x.fill_(2)
+    (segment,) = recording.parts
+    assert not isinstance(segment, HostCall)
+    segment.arguments[0] = 3  # rows
+    recording.run()
+    one, two = (torch.ops.npu.npu_swiglu(torch.full((1, 8), float(n))) for n in (1, 2))
+    assert torch.equal(recording.result[0], torch.cat((two, two, two, one)))
 
 
 def test_host_calls_run_where_they_were(library: Native) -> None:
     told: list[str] = []
-    hosts = [HostCall(operator=name, run=lambda name=name: told.append(name)) for name in "abc"]
-    recording = Recording(library, hosts, "result")
+    hosts = [HostCall(operator=name, function=told.append, arguments=(name,)) for name in "abc"]
+    recording = Recording(library, [hosts[0], CALL, *hosts[1:]], ())
     recording.run()
     assert told == ["a", "b", "c"]
-    assert [step.operator for step, _ in recording.measure()] == []
+    assert [call for call, _ in recording.measure()] == [CALL]
+    assert list(recording.calls()) == [hosts[0], CALL, *hosts[1:]]
+
+
+def test_the_same_step_has_no_difference(library: Native, arena: Arena) -> None:
+    x = torch.ones(4, 8)
+    calls = [
+        next(make(library, arena, lambda: (torch.ops.npu.npu_swiglu(x),)).calls()) for _ in range(2)
+    ]
+    assert difference(*calls) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"numbers": (0, 2)}, r"npu_swiglu: numbers \(0, 1\) became \(0, 2\)"),
+        ({"addresses": (0, 64)}, "npu_swiglu: addresses"),
+        ({"name": "add"}, "npu_swiglu: name swiglu became add"),
+        ({"operator": "npu::other"}, "operator npu::npu_swiglu became npu::other"),
+        ({"dtype": torch.bfloat16}, "dtype torch.float32 became torch.bfloat16"),
+    ],
+)
+def test_a_difference_is_told_by_operator(change: dict[str, object], told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        raise AssertionError(difference(CALL, replace(CALL, **change)))
+
+
+def test_a_host_call_in_place_of_a_kernel_is_a_difference() -> None:
+    host = HostCall(operator="c10d::allreduce_", function=print)
+    assert difference(CALL, host) == "npu::npu_swiglu became c10d::allreduce_"
+    assert difference(host, host) == ""
+    other = HostCall(operator="c10d::send", function=print)
+    assert difference(host, other) == "c10d::allreduce_ became c10d::send"

@@ -97,17 +97,18 @@ class Notes:
         self.taken.append((name, arguments))
 
 
-def test_calls_are_noted_inside_only(compiled: dict[str, Any]) -> None:
+def test_calls_are_noted_and_not_run_inside(compiled: dict[str, Any]) -> None:
     library, notes = next(iter(compiled.values())), Notes()
     x, y = torch.ones(2, 8), torch.zeros(2, 4)
     addresses = (x.data_ptr(), y.data_ptr())
-    library.call("swiglu", torch.float32, (2, 4), x, y)
     with library.noted_by(notes):
         library.call("swiglu", torch.float32, (2, 4), x, y)
         run = library.function("swiglu", torch.float32)
         assert run(1, 4, *addresses) == 0
         assert library.function("draw", torch.bfloat16) is None
+    assert not y.any()
     library.call("swiglu", torch.float32, (2, 4), x, y)
+    assert y.all()
     assert notes.taken == [("swiglu", (2, 4, *addresses)), ("swiglu", (1, 4, *addresses))]
 
 

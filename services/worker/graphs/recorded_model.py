@@ -1,0 +1,139 @@
+"""A model on a CPU whose steps are done from records: a decoder and a drafter like the one it has.
+
+Any step can be: its tokens lie behind each other whatever sequences they belong to, and kernels
+read all lengths from tensors. So there are no sizes to choose and no rows to pad.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from services.worker.graphs.arena import Arena
+from services.worker.graphs.buffers import StepBuffers
+from services.worker.graphs.recorded_function import RecordedFunction
+from services.worker.model.metadata import StepMetadata
+from services.worker.ops.native import Native
+from services.worker.plan import Capacity
+
+CachesT = TypeVar("CachesT")
+CachesT_contra = TypeVar("CachesT_contra", contravariant=True)
+
+
+class Model(Protocol[CachesT_contra]):
+    """What is recorded: a decoder that can draft as well, perhaps."""
+
+    def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT_contra) -> Tensor:
+        """[T] token ids to [T, E] hidden states."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[S, E] hidden states to [S, V] float32 logits."""
+        ...
+
+    def draft(
+        self, token_ids: Tensor, hidden: Tensor, step: StepMetadata, caches: CachesT_contra
+    ) -> Tensor:
+        """[T] token ids and [T, E] states to [T, E] states."""
+        ...
+
+    def compute_draft_logits(self, hidden: Tensor) -> Tensor:
+        """[S, E] states to [S, V] float32 logits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatesForm:
+    """What the model's hidden states look like."""
+
+    width: int
+    dtype: torch.dtype
+    has_drafts: bool
+
+
+class RecordedModel(Generic[CachesT]):
+    """Does the steps of a model from records. One thread uses it.
+
+    Law: what `forward` or `draft` returns is there until either is called again, and likewise
+    logits until the next ones.
+    """
+
+    def __init__(
+        self,
+        model: Model[CachesT],
+        caches: CachesT,
+        limits: Capacity,
+        form: StatesForm,
+        native: Native,
+        *,
+        row_multiple: int,
+    ) -> None:
+        """Record everything.
+
+        Args:
+            model: The model; it has run once, so that its operators know their weights.
+            caches: Its caches, the only ones it will be used with.
+            limits: Bounds of a step.
+            form: Of its states.
+            native: The kernels that its operators call.
+            row_multiple: Steps are padded to a multiple of it.
+
+        Raises:
+            CaptureError: The model does what cannot be done from a record.
+        """
+        self._model = model
+        self._caches = caches
+        max_tokens = limits.max_num_batched_tokens + row_multiple
+        max_seqs = limits.max_num_seqs + 1
+        max_logits = limits.max_num_seqs * (1 + limits.num_speculative_tokens) + row_multiple
+        self._buffers = StepBuffers(limits, max_tokens, max_seqs)
+        self._states = torch.zeros((max_tokens, form.width), dtype=form.dtype)
+        self._sampled = torch.zeros((max_logits, form.width), dtype=form.dtype)
+        layers, heads = Arena(), Arena()
+        self._forward = RecordedFunction(native, layers, self._forward_rows, max_tokens)
+        self._head = RecordedFunction(native, heads, self._head_rows, max_logits)
+        if form.has_drafts:
+            self._draft = RecordedFunction(native, layers, self._draft_rows, max_tokens)
+            self._draft_head = RecordedFunction(native, heads, self._draft_head_rows, max_logits)
+
+    def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> Tensor:
+        """[T] token ids to [T, E] hidden states."""
+        assert caches is self._caches
+        self._buffers.fill(token_ids, step)
+        return self._forward.run(step.num_tokens)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[S, E] hidden states to [S, V] float32 logits."""
+        self._sampled[: len(hidden)] = hidden
+        return self._head.run(len(hidden))[0]
+
+    def draft(
+        self, token_ids: Tensor, hidden: Tensor, step: StepMetadata, caches: CachesT
+    ) -> Tensor:
+        """[T] token ids and [T, E] states to [T, E] states."""
+        assert caches is self._caches
+        # First: the states may be those of the last run, which this one writes over.
+        self._states[: len(hidden)] = hidden
+        self._buffers.fill(token_ids, step)
+        return self._draft.run(step.num_tokens)[0]
+
+    def compute_draft_logits(self, hidden: Tensor) -> Tensor:
+        """[S, E] states to [S, V] float32 logits."""
+        self._sampled[: len(hidden)] = hidden
+        return self._draft_head.run(len(hidden))[0]
+
+    def _forward_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
+        token_ids, step = self._buffers.step(num_tokens)
+        return (self._model.forward(token_ids, step, self._caches),)
+
+    def _head_rows(self, num_rows: int) -> tuple[Tensor, ...]:
+        return (self._model.compute_logits(self._sampled[:num_rows]),)
+
+    def _draft_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
+        token_ids, step = self._buffers.step(num_tokens)
+        states = self._states[:num_tokens]
+        return (self._model.draft(token_ids, states, step, self._caches),)
+
+    def _draft_head_rows(self, num_rows: int) -> tuple[Tensor, ...]:
+        return (self._model.compute_draft_logits(self._sampled[:num_rows]),)
