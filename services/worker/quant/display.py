@@ -87,6 +87,8 @@ def _stage(progress: ConversionProgress, num_layers: int) -> str:
     work = "calibrating" if progress.is_calibrating else "quantizing"
     if progress.layer is None:
         return work
+    if progress.layer == num_layers:
+        return f"{work} the MTP layer"
     return f"{work} layer {progress.layer} of {num_layers}"
 
 

@@ -32,6 +32,13 @@ def test_a_terminal_gets_a_bar_that_names_the_layer() -> None:
     assert "0.5/1.0 kB" in out.getvalue()
 
 
+def test_the_layer_behind_the_last_is_the_mtp_layer(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter((0.0, 2 * LOG_EVERY_S))
+    with caplog.at_level(logging.INFO):
+        LoggedConversion(78, lambda: next(times))(progress(10, layer=78))
+    assert caplog.messages == ["quantizing the MTP layer"]
+
+
 def test_a_log_gets_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     report = LoggedConversion(78, lambda: now)
