@@ -27,8 +27,9 @@ from shared.log import get_logger
 
 _log = get_logger(__name__)
 
-_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.bfloat16, "float32": torch.float32}
-"""Type to calibrate in, by the checkpoint's own; the CPU kernels have no float16."""
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Type to calibrate in, by the checkpoint's own. (Of float16 models ModelSlim stores scales in
+another form, and GLM is none.)"""
 
 # Weights in any form, and what is written anew. Everything else of a checkpoint goes along.
 _LEFT_OUT: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx"})
