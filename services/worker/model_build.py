@@ -20,6 +20,7 @@ from services.worker import capacity, ops
 from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
+from services.worker.graphs.choose import StepModel, capture_steps
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
 from services.worker.loading.load import load_model
 from services.worker.loading.progress import LoadProgress, shown_progress
@@ -84,14 +85,18 @@ def build_model_executor(
         model_digest=model_digest(path),
         num_speculative_tokens=settings.num_speculative_tokens,
     )
+    row_multiple = _row_multiple(spec.dtype, spec.device)
+    model: StepModel = decoder
+    if settings.captures_steps:
+        model = capture_steps(decoder, caches, limits, row_multiple=row_multiple)
     executor = ModelExecutor(
-        decoder,
+        model,
         caches,
         limits,
         num_known_ids=known,
         device=spec.device,
-        row_multiple=_row_multiple(spec.dtype, spec.device),
-        drafter=decoder if spec.has_mtp else None,
+        row_multiple=row_multiple,
+        drafter=model if spec.has_mtp else None,
     )
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()

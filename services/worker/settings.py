@@ -71,6 +71,11 @@ class WorkerSettings(ServiceSettings):
         le=4096,
         description="Most sequences in a step; default: 256, or what a step holds if fewer.",
     )
+    cudagraph_mode: Literal["FULL_DECODE_ONLY", "NONE"] = Field(
+        default="FULL_DECODE_ONLY",
+        description="Which steps are captured and then run without Python; on a CPU all are.",
+    )
+    enforce_eager: bool = Field(default=False, description="Capture no steps.")
     kv_cache_memory_bytes: int | None = Field(
         default=None,
         ge=1,
@@ -98,6 +103,11 @@ class WorkerSettings(ServiceSettings):
     stall_timeout_s: float = Field(
         default=60.0, gt=0, description="Not serving when one step takes longer, seconds."
     )
+
+    @property
+    def captures_steps(self) -> bool:
+        """Whether steps are captured where the device can."""
+        return self.cudagraph_mode != "NONE" and not self.enforce_eager
 
     @model_validator(mode="after")
     def _check(self) -> "WorkerSettings":

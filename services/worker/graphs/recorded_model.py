@@ -105,6 +105,8 @@ class RecordedModel(Generic[CachesT]):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states to [S, V] float32 logits."""
+        if len(hidden) > len(self._sampled):  # more than are ever sampled
+            return self._model.compute_logits(hidden)
         self._sampled[: len(hidden)] = hidden
         return self._head.run(len(hidden))[0]
 

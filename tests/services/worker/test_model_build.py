@@ -190,7 +190,7 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
     oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU in the place of a device: what is run and what becomes of the measurement."""
-    executor = build(oracle.path, num_kv_blocks=16)
+    executor = build(oracle.path, num_kv_blocks=16, enforce_eager=True)
     decoder = executor._decoder
     assert isinstance(decoder, Decoder)
     shapes: list[tuple[int, ...]] = []

@@ -1,0 +1,95 @@
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker import kv_cache
+from services.worker.dummy import dummy_step
+from services.worker.graphs import choose
+from services.worker.graphs.choose import capture_steps
+from services.worker.graphs.recorded_model import RecordedModel
+from services.worker.loading.load import load_model
+from services.worker.model.config import ModelConfig
+from services.worker.model.decoder import Decoder
+from services.worker.model.spec import ModelSpec
+from services.worker.model_build import build_model_executor
+from services.worker.ops.native import Native
+from services.worker.settings import WorkerSettings
+from tests.services.worker.plans import make_capacity
+
+LIMITS = make_capacity(num_blocks=4, block_size=128, max_model_len=256)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The builder sets torch's threads for its process: put them back for the other tests."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def path(make_checkpoint: Callable[..., Any]) -> Path:
+    found: Path = make_checkpoint(num_nextn_predict_layers=1).path
+    return found
+
+
+def load(path: Path, *, has_mtp: bool) -> Decoder:
+    config = ModelConfig.from_dir(path)
+    cpu = torch.device("cpu")
+    spec = ModelSpec(config=config, dtype=torch.float32, device=cpu, has_mtp=has_mtp)
+    return load_model(path, spec)
+
+
+@pytest.mark.parametrize("has_mtp", [False, True])
+def test_steps_are_recorded_with_and_without_drafts(
+    library: Native, path: Path, has_mtp: bool
+) -> None:
+    decoder = load(path, has_mtp=has_mtp)
+    caches = kv_cache.allocate(decoder.spec, 4)
+    model = capture_steps(decoder, caches, LIMITS, row_multiple=1)
+    assert isinstance(model, RecordedModel)
+    token_ids, step = dummy_step(2, 3, torch.device("cpu"))
+    expected = decoder.compute_logits(decoder.forward(token_ids, step, caches))
+    assert torch.equal(model.compute_logits(model.forward(token_ids, step, caches)), expected)
+
+
+def test_without_compiled_kernels_nothing_is_captured(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    decoder = load(path, has_mtp=False)
+    monkeypatch.setattr(choose.native, "load", lambda: None)
+    caches = kv_cache.allocate(decoder.spec, 4)
+    assert capture_steps(decoder, caches, LIMITS, row_multiple=1) is decoder
+
+
+def test_a_model_that_cannot_be_captured_runs_and_tells_why(
+    library: Native,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: Path,
+) -> None:
+    decoder = load(path, has_mtp=False)
+    caches = kv_cache.allocate(decoder.spec, 4)
+    head = decoder.compute_logits
+    monkeypatch.setattr(decoder, "compute_logits", lambda hidden: head(hidden).exp())
+    with caplog.at_level(logging.WARNING):
+        assert capture_steps(decoder, caches, LIMITS, row_multiple=1) is decoder
+    assert "steps are not captured" in caplog.text
+    assert "aten::exp" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_captured"),
+    [({}, True), ({"enforce_eager": True}, False), ({"cudagraph_mode": "NONE"}, False)],
+)
+def test_flags_of_the_worker_decide(
+    library: Native, path: Path, flags: dict[str, Any], is_captured: bool
+) -> None:
+    values = {"num_kv_blocks": 8, "max_model_len": 256, "max_num_seqs": 2, "num_threads": 1}
+    settings = WorkerSettings(address="unix:/tmp/w.sock", model=path, **(values | flags))
+    executor = build_model_executor(settings, path)
+    assert isinstance(executor._decoder, RecordedModel) is is_captured
