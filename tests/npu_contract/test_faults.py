@@ -26,6 +26,7 @@ from tools.npu_contract.variants import FAULT_VARIANTS, Variant
 SHOWN_BY_THE_NEXT = {
     ("npu_dynamic_quant", "dst_type"),
     ("npu_dynamic_quant", "input"),
+    ("npu_moe_distribute_dispatch_v2", "quant_mode"),
     ("npu_moe_init_routing_v2", "quant_mode"),
     ("npu_quantize", "input"),
     ("npu_swiglu", "input"),
@@ -39,7 +40,7 @@ def reached() -> Mapping[Site, list[Reached]]:
 
 def run(variant: Variant) -> Run:
     """Loading and a step, all new: a fault may be in either."""
-    return drive(build(variant.spec), STEP)
+    return drive(build(variant), variant, STEP)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, fault: Fault | None, module: str) -> None:

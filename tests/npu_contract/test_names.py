@@ -1,57 +1,53 @@
 """Every other name that the worker takes from torch_npu, or from torch for the device's sake."""
 
-import ast
 import contextlib
 import functools
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch_npu
+from torch import distributed
 
 from services.worker.ops.schemas import TORCH_NPU_VERSION
+from tools.npu_contract.names import Use, Way, find_uses
 
 ROOT = Path(__file__).parents[2]
-PREFIXES = ("torch.accelerator.", "torch.npu.", "torch_npu.")
-# What `services.worker.capacity` calls with one device, and how often it expects what.
-CALLED_WITH_A_DEVICE = (
-    "torch.accelerator.get_memory_info",
-    "torch.accelerator.max_memory_reserved",
-    "torch.accelerator.memory_reserved",
-    "torch.accelerator.reset_peak_memory_stats",
-    "torch.accelerator.synchronize",
+USES = find_uses(
+    path for folder in ("services", "shared") for path in (ROOT / folder).rglob("*.py")
 )
-# What `services.worker.npu_generation` calls; without a device the wheel has none to name.
-NAMES_THE_CHIP = ("torch.npu.get_device_name",)
-CALLED_WITH_NOTHING = ("torch.accelerator.empty_cache",)
+DEVICE_CALLS = [
+    use for use in USES if use.name.startswith("torch.accelerator.") and use.num_positional == 1
+]
 
 
-@functools.cache
-def names_in_use() -> set[str]:
-    """Dotted names below the prefixes in the worker's and the shared sources."""
-    found: set[str] = set()
-    for folder in ("services", "shared"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-                if text.startswith(PREFIXES):
-                    found.add(text)
-    return found
+def found(name: str) -> Any:
+    """What a dotted name stands for."""
+    start, _, rest = name.partition(".")
+    return functools.reduce(
+        getattr, rest.split("."), {"torch": torch, "torch_npu": torch_npu}[start]
+    )
 
 
-def test_every_name_in_use_is_checked_here() -> None:
-    assert names_in_use() == {*CALLED_WITH_A_DEVICE, *NAMES_THE_CHIP, *CALLED_WITH_NOTHING}
+@pytest.mark.parametrize("use", [use for use in USES if use.way is not Way.SET], ids=str)
+def test_the_name_exists_and_takes_what_it_is_given(use: Use) -> None:
+    target = found(use.name)
+    if use.way is Way.CALLED:
+        arguments = [object()] * use.num_positional
+        named = dict.fromkeys(use.keywords, object())
+        if isinstance(target, type):  # of C++, without a signature
+            target(*arguments, **named)
+        else:
+            inspect.signature(target).bind(*arguments, **named)
 
 
-@pytest.mark.parametrize("name", [*CALLED_WITH_A_DEVICE, *NAMES_THE_CHIP])
-def test_the_name_takes_one_device(name: str) -> None:
-    inspect.signature(functools.reduce(getattr, name.split(".")[1:], torch)).bind(object())
-
-
-@pytest.mark.parametrize("name", CALLED_WITH_NOTHING)
-def test_the_name_takes_nothing(name: str) -> None:
-    inspect.signature(functools.reduce(getattr, name.split(".")[1:], torch)).bind()
+@pytest.mark.parametrize("use", [use for use in USES if use.way is Way.SET], ids=str)
+def test_the_name_may_be_set(use: Use) -> None:
+    """Its owner takes any name and drops those that it does not know."""
+    owner, _, name = use.name.rpartition(".")
+    assert f'"{name}"' in inspect.getsource(type(found(owner)).__setattr__)
 
 
 def test_the_wheel_is_the_pinned_version() -> None:
@@ -63,12 +59,33 @@ def test_importing_the_wheel_makes_the_npu_a_device_and_the_accelerator() -> Non
     assert torch.accelerator.current_accelerator() == torch.device("npu")
 
 
-@pytest.mark.parametrize("name", CALLED_WITH_A_DEVICE)
-def test_the_wheels_allocator_answers_torchs_memory_calls(name: str) -> None:
+@pytest.mark.parametrize("use", DEVICE_CALLS, ids=str)
+def test_the_wheels_allocator_answers_torchs_memory_calls(use: Use) -> None:
     """Without a device the wheel may fail in CANN; torch alone would say "not implemented"."""
-    call = functools.reduce(getattr, name.split(".")[1:], torch)
     with contextlib.suppress(RuntimeError):
         try:
-            call(torch.device("npu:0"))
+            found(use.name)(torch.device("npu:0"))
         except NotImplementedError as error:
             pytest.fail(f"torch_npu does not provide it: {error}")
+
+
+def test_there_are_memory_calls() -> None:
+    assert len(DEVICE_CALLS) > 3
+
+
+def test_groups_of_ranks_may_be_made_and_named() -> None:
+    """What `services.worker.parallel.world` asks of communicators."""
+    communicators = torch_npu._C._distributed_c10d.ProcessGroupHCCL
+    assert "hccl" in distributed.Backend.backend_list
+    assert callable(communicators.get_hccl_comm_name)
+    options = communicators.Options()
+    options.hccl_config = {"group_name": "mc2", "hccl_buffer_size": 100}
+    assert options.hccl_config == {"group_name": "mc2", "hccl_buffer_size": 100}
+
+
+def test_a_weights_layout_can_be_asked_for() -> None:
+    """What `services.worker.ops.nz` asks on a device."""
+    schema = torch.ops.npu.get_npu_format.default._schema
+    assert str(schema) == "npu::get_npu_format(Tensor input) -> int"
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert has_kernel("npu::get_npu_format", "PrivateUse1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from services.worker import kv_cache
 from services.worker.kv_cache import KVCaches
 from services.worker.model.decoder import Decoder
 from services.worker.model.linear import Projection
-from services.worker.model.metadata import StepMetadata
+from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard, bind
 from services.worker.ops.nz import is_nz
 from shared.errors import ConfigError
 from tools.npu_contract.cases import StepCase, make_caches, make_step
 from tools.npu_contract.numbers import find_wrong_number
+from tools.npu_contract.ranks import ShapeGroup
+from tools.npu_contract.variants import Variant
 
 WORKER = Path(kv_cache.__file__).parent
 OPERATORS = WORKER / "ops"
@@ -128,8 +130,9 @@ def _place() -> tuple[str, int]:
         frame = frame.f_back
 
 
-def build(spec: ModelSpec, run: Run | None = None) -> Decoder:
+def build(variant: Variant, run: Run | None = None) -> Decoder:
     """A decoder in its loaded form: what loading does to weights is done, and noted in `run`."""
+    spec = variant.spec
     with Recorder(spec, run or Run()), _guard():
         decoder = Decoder.build(spec)
         decoder.finish_loading()
@@ -162,17 +165,24 @@ def _cut_tokens(decoder: Decoder) -> None:
         attention.o_proj = Exchange(attention.o_proj, decoder.spec.placement.tp_size)
 
 
-def drive(decoder: Decoder, case: StepCase) -> Run:
+def drive(decoder: Decoder, variant: Variant, case: StepCase) -> Run:
     """One step: the layers, the head, and the MTP layer if there is one.
 
     Raises:
         ConfigError: A call that the device would refuse or misread.
     """
+    spec = decoder.spec
     token_ids, step = make_step(case, "meta")
-    caches = make_caches(decoder.spec, case)
-    kv_cache.check_layout(decoder.spec, caches)
+    traffic = ExpertTraffic(method=variant.method, num_tokens=step.num_tokens)
+    step = replace(step, traffic=traffic)
+    experts = spec.groups.ep
+    assert isinstance(experts, ShapeGroup)
+    sent = -(-step.num_tokens // spec.placement.tp_size)
+    experts.num_rows = sent * spec.config.num_experts_per_tok
+    caches = make_caches(spec, case)
+    kv_cache.check_layout(spec, caches)
     run = Run()
-    with Recorder(decoder.spec, run), _guard():
+    with Recorder(spec, run), _guard():
         _step(decoder, token_ids, step, caches, run.outputs)
     return run
 
@@ -185,7 +195,8 @@ def _step(
     outputs: dict[str, Tensor],
 ) -> None:
     outputs["hidden"] = hidden = decoder.forward(token_ids, step, caches)
-    outputs["logits"] = decoder.compute_logits(hidden)
+    if decoder.lm_head is not None:
+        outputs["logits"] = decoder.compute_logits(hidden)
     if decoder.mtp is not None:
         outputs["draft hidden"] = drafted = decoder.draft(token_ids, hidden, step, caches)
         outputs["draft logits"] = decoder.compute_draft_logits(drafted)

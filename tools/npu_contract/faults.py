@@ -202,6 +202,7 @@ _NEIGHBOURS: Mapping[torch.dtype, torch.dtype] = MappingProxyType(
         torch.int32: torch.int64,
         torch.int64: torch.int32,
         torch.float8_e4m3fn: torch.int8,
+        torch.bool: torch.int8,
     }
 )
 

@@ -30,6 +30,8 @@ def find_wrong_number(
     for declared in schema.arguments:
         name = declared.name
         value = arguments[name]
+        if (operator, name) in _A2_TENSORS and (value is not None) != _is_a2(spec):
+            return f"{name}: an A2 must have it, and no other"
         if name in numbers:
             expected = numbers[name](spec, arguments)
         elif _holds_tensors(value) or any(name in rule.options for rule in RULES[operator]):
@@ -79,14 +81,55 @@ def _row_type(spec: ModelSpec, arguments: Arguments) -> torch.dtype | None:
     return spec.cache.eight_bit_type if is_key and arguments["dst_type"] is not None else None
 
 
+def _is_second_sorting(arguments: Arguments) -> bool:
+    """Whether rows are sorted that came from other ranks, each for one expert of this rank."""
+    return bool(arguments["expert_idx"].shape[1] == 1)
+
+
+def _num_local(spec: ModelSpec) -> int:
+    return len(spec.placement.experts(spec.config.n_routed_experts))
+
+
+def _expert_num(spec: ModelSpec, arguments: Arguments) -> int:
+    """One more than there are where padding of other replicas chose nobody."""
+    if _is_second_sorting(arguments):
+        return _num_local(spec)
+    return spec.config.n_routed_experts + (spec.placement.ep_size > spec.placement.tp_size)
+
+
 def _active_range(spec: ModelSpec, arguments: Arguments) -> list[int]:
-    experts = spec.placement.experts(spec.config.n_routed_experts)
+    """The rank's own experts, or all where their rows are sent on."""
+    num_experts = spec.config.n_routed_experts
+    if _is_second_sorting(arguments):
+        return [0, _num_local(spec)]
+    if arguments["active_expert_range"] == [0, num_experts]:
+        return [0, num_experts]
+    experts = spec.placement.experts(num_experts)
     return [experts.start, experts.stop]
 
 
+def _is_a2(spec: ModelSpec) -> bool:
+    return spec.cache.generation == "a2"
+
+
+_A2_TENSORS = frozenset(
+    {
+        ("npu_moe_distribute_dispatch_v2", "expert_scales"),
+        ("npu_moe_distribute_combine_v2", "expand_scales"),
+    }
+)
+"""An A2 adds up between machines, for which it wants the experts' weights with the rows."""
+
 _SCALE = _config(lambda config: config.softmax_scale)
 _TOPK = _config(lambda config: config.index_topk)
-_EXPERTS = _config(lambda config: config.n_routed_experts)
+_EXCHANGE: Mapping[str, Number] = MappingProxyType(
+    {
+        "group_ep": _always("mc2"),
+        "ep_world_size": lambda spec, _: spec.placement.ep_size,
+        "ep_rank_id": lambda spec, _: spec.placement.ep_rank,
+        "moe_expert_num": _config(lambda config: config.n_routed_experts),
+    }
+)
 
 NUMBERS: Mapping[str, Mapping[str, Number]] = MappingProxyType(
     {
@@ -103,6 +146,8 @@ NUMBERS: Mapping[str, Mapping[str, Number]] = MappingProxyType(
         "npu_kv_quant_sparse_flash_attention": {"scale_value": _SCALE},
         "npu_kv_rmsnorm_rope_cache_v2": {"epsilon": _config(lambda config: config.latent_norm_eps)},
         "npu_lightning_indexer": {"sparse_count": _TOPK},
+        "npu_moe_distribute_combine_v2": _EXCHANGE,
+        "npu_moe_distribute_dispatch_v2": _EXCHANGE,
         "npu_moe_gating_top_k": {
             "k": _config(lambda config: config.num_experts_per_tok),
             "k_group": _config(lambda config: config.topk_group),
@@ -112,7 +157,7 @@ NUMBERS: Mapping[str, Mapping[str, Number]] = MappingProxyType(
         },
         "npu_moe_init_routing_v2": {
             "active_num": lambda _, arguments: arguments["expert_idx"].numel(),
-            "expert_num": _EXPERTS,
+            "expert_num": _expert_num,
             "active_expert_range": _active_range,
         },
         "npu_quant_lightning_indexer": {"sparse_count": _TOPK},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from services.worker.model.spec import ModelSpec
+from services.worker.parallel.moe_method import MoeMethod
 
 BF16, F32, I8, I32, I64 = torch.bfloat16, torch.float32, torch.int8, torch.int32, torch.int64
 
@@ -21,6 +22,7 @@ class StepShapes:
     """Sizes of a rank's part of a step of `tokens` tokens."""
 
     spec: ModelSpec
+    method: MoeMethod
     tokens: int
 
     def expected(self) -> Mapping[str, Sequence[Results]]:
@@ -34,7 +36,8 @@ class StepShapes:
         heads, latent, eight = self._heads, config.kv_lora_rank, self.spec.cache.eight_bit_type
         hidden = ((tokens, config.hidden_size), BF16)
         norms = (config.hidden_size, config.q_lora_rank, latent)
-        chosen = (tokens, config.num_experts_per_tok)
+        routed = ((self._routed, config.hidden_size), BF16)
+        chosen = (self._routed, config.num_experts_per_tok)
         return {
             "npu_rms_norm": [(((tokens, size), BF16), None) for size in norms],
             "npu_add_rms_norm": [(hidden, None, hidden)],
@@ -53,7 +56,8 @@ class StepShapes:
             "npu_sparse_flash_attention": [(((tokens, heads, latent), BF16), None, None)],
             "npu_kv_quant_sparse_flash_attention": [(((tokens, heads, latent), BF16),)],
             "npu_moe_gating_top_k": [((chosen, F32), (chosen, I32), None)],
-            "npu_moe_token_unpermute": [(hidden,)],
+            "npu_moe_token_unpermute": [(routed,), (self._gathered,)],
+            "npu_moe_distribute_combine_v2": [(routed,)],
             **dict(self._products()),
             **dict(self._expert_products()),
         }
@@ -64,8 +68,38 @@ class StepShapes:
         return _length(share)
 
     @property
-    def _copies(self) -> int:
-        return self.tokens * self.spec.config.num_experts_per_tok
+    def _replicas(self) -> int:
+        return max(1, self.spec.placement.ep_size // self.spec.placement.tp_size)
+
+    @property
+    def _routed(self) -> int:
+        """Tokens that the router of this rank sees: its part of them if each rank sends its own."""
+        is_sent = self.spec.placement.ep_size > 1 and self.method is not MoeMethod.ALLGATHER
+        return -(-self.tokens // self.spec.placement.tp_size) if is_sent else self.tokens
+
+    @property
+    def _gathered(self) -> Shape:
+        """Sums for the tokens of all replicas."""
+        return (self.tokens * self._replicas, self.spec.config.hidden_size), BF16
+
+    @property
+    def _num_experts(self) -> int:
+        return len(self.spec.placement.experts(self.spec.config.n_routed_experts))
+
+    @property
+    def _rows(self) -> int:
+        """Rows that this rank's experts multiply."""
+        config, placement = self.spec.config, self.spec.placement
+        copies = self._routed * config.num_experts_per_tok
+        if placement.ep_size == 1 or self.method is MoeMethod.ALLGATHER:
+            return copies * self._replicas
+        if self.method is MoeMethod.MC2:  # room for the worst case
+            nearest = min(self._num_experts, config.num_experts_per_tok)
+            return self._routed * placement.ep_size * nearest
+        # As evenly over the experts as `ShapeGroup` spreads them.
+        part, rest = divmod(copies, config.n_routed_experts)
+        experts = placement.experts(config.n_routed_experts)
+        return placement.ep_size * sum(part + (expert < rest) for expert in experts)
 
     @property
     def _expert_width(self) -> int:
@@ -90,7 +124,7 @@ class StepShapes:
         config, tokens = self.spec.config, self.tokens
         yield "npu_quantize", [((shape, I8),) for shape in self._inputs()]
         keys = [(rows, config.index_head_dim) for rows in (tokens, tokens * config.index_n_heads)]
-        kinds = [(shape, I8) for shape in (*self._inputs(), (self._copies, self._expert_width))]
+        kinds = [(shape, I8) for shape in (*self._inputs(), (self._rows, self._expert_width))]
         kinds += [(shape, self.spec.cache.eight_bit_type) for shape in keys]
         yield "npu_dynamic_quant", [((shape, kind), (shape[:1], F32)) for shape, kind in kinds]
         latents = config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
@@ -101,26 +135,35 @@ class StepShapes:
         sums: list[Results] = [(((tokens, size), I32),) for size in gated]
         yield "npu_quant_matmul", [*(((size, BF16),) for size in sizes), *sums]
         halves = [(tokens, width) for width in self._mlp_widths()]
-        halves.append((self._copies, self._expert_width))
+        halves.append((self._rows, self._expert_width))
         yield "npu_swiglu", [((shape, BF16),) for shape in halves]
         yield "npu_dequant_swiglu_quant", [((shape, I8), (shape[:1], F32)) for shape in halves]
 
     def _expert_products(self) -> Iterator[tuple[str, list[Results]]]:
-        config, copies, width = self.spec.config, self._copies, self._expert_width
-        experts = len(self.spec.placement.experts(config.n_routed_experts))
-        rest = (((copies,), I32), ((experts,), I64))
-        rows = (copies, config.hidden_size)
+        rows, width = self._rows, self._expert_width
+        hidden = (rows, self.spec.config.hidden_size)
+        yield "npu_moe_init_routing_v2", list(self._sorted())
+        # Only the first of the three counts of what is where has a use for the model.
+        sent = (((self._num_experts,), I64), None, None, None)
         yield (
-            "npu_moe_init_routing_v2",
+            "npu_moe_distribute_dispatch_v2",
             [
-                ((rows, BF16), *rest, None),
-                ((rows, I8), *rest, ((copies,), F32)),
+                ((hidden, BF16), None, None, *sent),
+                ((hidden, I8), ((rows,), F32), None, *sent),
             ],
         )
-        products = [((copies, 2 * width), BF16), (rows, BF16), ((copies, 2 * width), I32)]
+        products = [((rows, 2 * width), BF16), (hidden, BF16), ((rows, 2 * width), I32)]
         yield "npu_grouped_matmul", [(product,) for product in products]
-        fused = (((copies, width), I8), ((copies,), F32))
+        fused = (((rows, width), I8), ((rows,), F32))
         yield "npu_grouped_matmul_swiglu_quant_v2", [fused]
+
+    def _sorted(self) -> Iterator[Results]:
+        """Copies of tokens by expert: to be multiplied, or to be sent to all of the experts."""
+        config, sent = self.spec.config, self._routed * self.spec.config.num_experts_per_tok
+        for rows, experts in ((self._rows, self._num_experts), (sent, config.n_routed_experts)):
+            shape, rest = (rows, config.hidden_size), (((rows,), I32), ((experts,), I64))
+            yield ((shape, BF16), *rest, None)
+            yield ((shape, I8), *rest, ((rows,), F32))
 
 
 def _length(part: slice) -> int:

@@ -85,9 +85,9 @@ def find_reached() -> dict[Site, list[Reached]]:
     at = {(site.module, site.line, site.operator): site for site in found}
     for variant in FAULT_VARIANTS:
         loading = Run()
-        decoder = build(variant.spec, loading)
+        decoder = build(variant, loading)
         seen: dict[Site, Reached] = {}
-        for call in (*loading.calls, *drive(decoder, STEP).calls):
+        for call in (*loading.calls, *drive(decoder, variant, STEP).calls):
             site = at[*call.place, call.operator]
             seen.setdefault(site, Reached(variant, call.arguments))
         for site, reached in seen.items():

@@ -15,11 +15,13 @@ import torch
 
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
-from services.worker.model.placement import Placement
+from services.worker.model.placement import WHOLE, Placement
 from services.worker.model.spec import ModelSpec
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.quant.scheme import QuantDescription, Scheme
 from services.worker.sizing.recipe import SchemeName, describe
 from tools.npu_contract.cases import model_configs
+from tools.npu_contract.ranks import make_groups
 
 Weights = Literal["bf16", "w8a8", "w8a8 dynamic", "w4a8"]
 
@@ -32,27 +34,49 @@ _CACHES: Mapping[str, CacheFormat] = MappingProxyType(
         "LI C8": CacheFormat(sparse_li_c8=True),
         "SFA C8": CacheFormat(sparse_sfa_c8=True),
         "C8": CacheFormat(sparse_li_c8=True, sparse_sfa_c8=True),
+        "bf16 of A2": CacheFormat(generation="a2"),
         "C8 of A5": CacheFormat(sparse_li_c8=True, sparse_sfa_c8=True, generation="a5"),
     }
 )
 _A3_CACHES = ("bf16", "LI C8", "SFA C8", "C8")
-_PLACES: Mapping[str, Placement] = MappingProxyType(
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A rank's place, and how it reaches experts on other ranks."""
+
+    placement: Placement = WHOLE
+    method: MoeMethod = MoeMethod.ALLGATHER
+    num_stages: int = 1
+
+
+_TP8_EP16 = Placement(tp_size=8, tp_rank=1, ep_size=16, ep_rank=9)
+_PLACES: Mapping[str, Place] = MappingProxyType(
     {
-        "whole": Placement(),
-        "TP2": Placement(tp_size=2, tp_rank=1),
-        "TP2 EP4": Placement(tp_size=2, tp_rank=1, ep_size=4, ep_rank=2),
-        "EP3": Placement(ep_size=3, ep_rank=2),  # 8 experts: 3, 3 and 2
-        "TP8": Placement(tp_size=8, tp_rank=3),
-        "TP16": Placement(tp_size=16, tp_rank=15),
-        "TP8 EP16": Placement(tp_size=8, tp_rank=1, ep_size=16, ep_rank=9),
-        "DSA-CP8": Placement(tp_size=8, tp_rank=2, is_dsa_cp=True),
-        "EP24": Placement(ep_size=24, ep_rank=3),  # 256 experts: 11 on the first 16, then 10
+        "whole": Place(),
+        "TP2": Place(placement=Placement(tp_size=2, tp_rank=1)),
+        "TP2 EP4": Place(
+            placement=Placement(tp_size=2, tp_rank=1, ep_size=4, ep_rank=3),
+            method=MoeMethod.ALLTOALL,
+        ),
+        # 8 experts: 3, 3 and 2
+        "EP3": Place(placement=Placement(ep_size=3, ep_rank=2)),
+        "TP8": Place(placement=Placement(tp_size=8, tp_rank=3)),
+        "TP16": Place(placement=Placement(tp_size=16, tp_rank=15)),
+        "TP8 EP16": Place(placement=_TP8_EP16),
+        "TP8 EP16, MC2": Place(placement=_TP8_EP16, method=MoeMethod.MC2),
+        "DSA-CP8": Place(placement=Placement(tp_size=8, tp_rank=2, is_dsa_cp=True)),
+        # 256 experts: 11 on the first 16, then 10
+        "EP24": Place(placement=Placement(ep_size=24, ep_rank=3), method=MoeMethod.ALLTOALL),
+        "first of PP2": Place(placement=Placement(last_layer=4), num_stages=2),
+        # Begins with a layer that shares the selection of the stage before.
+        "last of PP2": Place(placement=Placement(first_layer=4), num_stages=2),
     }
 )
 _MODEL_PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "glm-nano": ("whole", "TP2", "TP2 EP4", "EP3"),
-        "glm-5.2": ("whole", "TP8", "TP16", "TP8 EP16", "DSA-CP8", "EP24"),
+        "glm-5.2": ("whole", "TP8", "TP16", "TP8 EP16", "TP8 EP16, MC2", "DSA-CP8", "EP24"),
     }
 )
 
@@ -72,14 +96,20 @@ class Variant:
         return f"{self.model}, {self.weights} weights, {self.caches} caches, {self.place}{layout}"
 
     @property
+    def method(self) -> MoeMethod:
+        """How its steps reach experts on other ranks."""
+        return _PLACES[self.place].method
+
+    @property
     def spec(self) -> ModelSpec:
         """What it is built from, without memory, in bfloat16, with the MTP layer if it has one."""
-        config = model_configs()[self.model]
+        config, place = model_configs()[self.model], _PLACES[self.place]
         return ModelSpec(
             config=config,
             dtype=torch.bfloat16,
             device=torch.device("meta"),
-            placement=_PLACES[self.place],
+            placement=place.placement,
+            groups=make_groups(place.placement, place.num_stages),
             quantization=_describe(config, self.weights),
             cache=_CACHES[self.caches],
             has_mtp=config.num_nextn_predict_layers > 0,
@@ -108,11 +138,18 @@ def _cover() -> Iterator[Variant]:
 
 
 def _others() -> Iterator[Variant]:
+    """What differs on other devices, in other layouts, and between stages."""
+    weights: Weights
     yield Variant(model="benchmark")
     for weights in _RECIPES:
         yield Variant(model="glm-5.2", weights=weights, caches="C8", place="TP8", weight_nz_mode=0)
     yield Variant(model="glm-5.2", caches="C8 of A5", place="TP8")
     yield Variant(model="glm-5.2", weights="w8a8", caches="C8 of A5")
+    for weights in ("bf16", "w8a8"):
+        # An A2 sends the experts' weights along with the tokens.
+        yield Variant(model="glm-5.2", weights=weights, caches="bf16 of A2", place="TP8 EP16, MC2")
+        for place in ("first of PP2", "last of PP2"):
+            yield Variant(model="glm-5.2", weights=weights, place=place)
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -126,5 +163,7 @@ FAULT_VARIANTS: tuple[Variant, ...] = (
     Variant(model="two layers", weights="w8a8 dynamic", caches="C8 of A5", weight_nz_mode=0),
     Variant(model="two layers", weights="w4a8", caches="LI C8", place="TP8 EP16"),
     Variant(model="two layers", weights="w4a8", weight_nz_mode=0),
+    Variant(model="two layers", weights="w8a8", caches="bf16 of A2", place="TP8 EP16, MC2"),
+    Variant(model="two layers", weights="w8a8", place="EP24"),
 )
 """The fewest and smallest that together make every call of the model's source."""
