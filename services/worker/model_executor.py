@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from services.worker.batch import Batch, BatchBuilder
-from services.worker.contract import begin_step
+from services.worker.contract import ActiveRows, begin_step
 from services.worker.drafting.proposer import Drafter, Proposer
 from services.worker.drafting.speculator import Speculator
+from services.worker.lockstep import OwnPace, Pace
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import (
     Capacity,
+    ContractError,
     NewSequence,
     StepPlan,
     StepResult,
@@ -25,6 +27,7 @@ from services.worker.plan import (
 from services.worker.rows import RowTable
 from services.worker.sampling_rows import SamplingRows
 from services.worker.step_end import Computed, SampleEnd, StepEnd
+from services.worker.tokens import TokenSource
 from shared.errors import FailureReason, RequestError
 
 CachesT = TypeVar("CachesT")
@@ -56,6 +59,9 @@ class ModelExecutor(Generic[CachesT]):
         device: torch.device,
         row_multiple: int,
         drafter: Drafter[CachesT] | None = None,
+        has_head: bool = True,
+        tokens: TokenSource | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """Build the parts.
 
@@ -66,17 +72,22 @@ class ModelExecutor(Generic[CachesT]):
             num_known_ids: Bounds what can be sampled.
             device: Where the model is.
             row_multiple: Steps are padded to a multiple of it.
-            drafter: Needed where the capacity has speculative tokens.
+            drafter: Needed where the capacity has speculative tokens and the head is.
+            has_head: Whether logits are computed here, and not on a later pipeline stage.
+            tokens: Where tokens come from; by default this rank samples.
+            pace: What other replicas do meanwhile; by default there are none.
         """
+        self._has_head = has_head
+        self._pace: Pace = pace or OwnPace()
         self.capacity = capacity
         self._decoder = decoder
         self._caches = caches
         self._table = RowTable(capacity)
         self._sampling = SamplingRows(capacity.num_rows, num_known_ids)
         self._builder = BatchBuilder(self._table, device, row_multiple=row_multiple)
-        self._end: StepEnd = SampleEnd(self._table, self._sampling)
+        self._end: StepEnd = SampleEnd(self._table, self._sampling, tokens)
         if capacity.num_speculative_tokens:
-            assert drafter is not None
+            assert (drafter is not None) == has_head
             proposer = Proposer(
                 drafter,
                 caches,
@@ -84,8 +95,10 @@ class ModelExecutor(Generic[CachesT]):
                 num_known_ids=num_known_ids,
                 device=device,
                 row_multiple=row_multiple,
+                tokens=tokens,
+                pace=self._pace,
             )
-            self._end = Speculator(proposer, self._table, self._sampling)
+            self._end = Speculator(proposer, self._table, self._sampling, tokens)
         self._max_plans_in_flight = 1
 
     def start_epoch(self, max_plans_in_flight: int) -> None:
@@ -98,10 +111,15 @@ class ModelExecutor(Generic[CachesT]):
     def finish_step(self) -> None:
         """Propose the drafts of the next step."""
         self._end.finish()
+        self._pace.finish()
 
     def num_rows_in_use(self) -> int:
         """Rows that a scheduler holds."""
         return self._table.num_in_use()
+
+    def rows_digest(self) -> int:
+        """64 bits over all rows: the same on all ranks of a replica."""
+        return self._table.digest()
 
     def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
         """Run one plan.
@@ -109,9 +127,9 @@ class ModelExecutor(Generic[CachesT]):
         Raises:
             ContractError: The plan does not fit the rows.
         """
-        self._end.finish()
+        self.finish_step()
         started = time.perf_counter_ns()
-        active = begin_step(plan, self._table, self._max_plans_in_flight, self._admit)
+        active = self._begin(plan)
         computed = None
         prepared_at = computed_at = started
         if len(active.rows):
@@ -119,6 +137,8 @@ class ModelExecutor(Generic[CachesT]):
             prepared_at = time.perf_counter_ns()
             computed = self._compute(batch)
             computed_at = time.perf_counter_ns()
+        else:
+            self._pace.idle()
         result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
@@ -130,6 +150,16 @@ class ModelExecutor(Generic[CachesT]):
             draft_us=result.timings.draft_us,
         )
         return replace(result, timings=timings)
+
+    def _begin(self, plan: StepPlan) -> ActiveRows:
+        """Take the plan; where it is refused, other replicas get the step they wait for."""
+        try:
+            self._pace.begin(plan)
+            return begin_step(plan, self._table, self._max_plans_in_flight, self._admit)
+        except ContractError:
+            self._pace.idle()
+            self._pace.finish()
+            raise
 
     def _admit(self, new: NewSequence) -> None:
         if not self._table.admit(new):
@@ -144,8 +174,9 @@ class ModelExecutor(Generic[CachesT]):
 
     @torch.inference_mode()
     def _compute(self, batch: Batch) -> Computed:
-        hidden = self._decoder.forward(batch.token_ids, batch.metadata, self._caches)
-        if not len(batch.sampling_entries):
+        step = self._pace.in_step(batch.metadata)
+        hidden = self._decoder.forward(batch.token_ids, step, self._caches)
+        if not self._has_head or not len(batch.sampling_entries):
             return Computed(batch=batch, hidden=hidden, logits=None)
         sampled = hidden
         if batch.sampling_positions is not None:

@@ -36,6 +36,8 @@ class RunPlan:
     epoch: Epoch
     plan: StepPlan
     answer: Callable[[StepResult], None]
+    encode: Callable[[], bytes] = bytes
+    """The plan as it travels to other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from services.worker.parallel.moe_method import MoeMethod
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec
 
@@ -45,6 +46,11 @@ class Capacity:
     is_replay: bool = False
     num_speculative_tokens: int = 0
     """Most drafts of a row; a decoding row computes one token more than it has drafts."""
+    data_parallel_size: int = 1
+    """Replicas of the expert-parallel world that this one is part of; above 1 plans have ticks."""
+    data_parallel_rank: int = 0
+    moe_ladder: tuple[tuple[int, MoeMethod], ...] = ()
+    """Methods of ticks of up to so many tokens, ascending; empty where there is no choice."""
 
     @property
     def max_blocks_per_row(self) -> int:
@@ -70,6 +76,19 @@ class NewSequence:
     error: RequestError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """How a step meets the steps of other replicas: the same in the plans of all of them."""
+
+    num_tokens: int
+    """Most tokens of a replica's plan; at least 1, as a replica without rows computes one."""
+    method: MoeMethod
+    num_draft_passes: int = 0
+    """Passes of the MTP layer behind the step; the first one is over all of its tokens."""
+    num_draft_rows: int = 0
+    """Most rows of a replica that may get drafts; at least 1 if there are later passes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPlan:
     """The order for one step; holds only what changed."""
@@ -82,6 +101,7 @@ class StepPlan:
     new_blocks: Ids
     new_sequences: tuple[NewSequence, ...] = ()
     freed_rows: tuple[int, ...] = ()
+    tick: Tick | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

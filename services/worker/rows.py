@@ -9,6 +9,8 @@ prompt followed by the outputs, the num_drafts tokens behind them are guesses at
 block_table[:num_blocks] are its blocks in order.
 """
 
+import hashlib
+
 import numpy as np
 
 from services.worker.plan import Capacity, ContractError, FinishCode, Ints, NewSequence
@@ -63,6 +65,28 @@ class RowTable:
     def num_in_use(self) -> int:
         """Rows that are not free."""
         return int(np.count_nonzero(self.state))
+
+    def digest(self) -> int:
+        """64 bits that differ, almost surely, between tables that do not say the same."""
+        sums = hashlib.blake2b(digest_size=8)
+        sums.update(self.state.tobytes())
+        for row in self.state.nonzero()[0].tolist():
+            num_tokens, num_drafts = int(self.num_tokens[row]), int(self.num_drafts[row])
+            facts = (
+                self.num_prompt[row],
+                num_tokens,
+                self.num_computed[row],
+                self.last_step[row],
+                num_drafts,
+                self.num_accepted[row],
+                self.num_blocks[row],
+                self.finish_code[row],
+            )
+            sums.update(np.array(facts, np.int64).tobytes())
+            if self.state[row] == RUNNING:
+                sums.update(self.tokens[row, : num_tokens + num_drafts].tobytes())
+                sums.update(self.block_table[row, : self.num_blocks[row]].tobytes())
+        return int.from_bytes(sums.digest(), "little", signed=True)
 
     def admit(self, new: NewSequence) -> bool:
         """Put a sequence into its row.

@@ -5,7 +5,7 @@ loop only puts orders and gets answers; it never waits for this thread.
 
 Law: an answer follows every `RunPlan` whose epoch is not over, in order. After a failed step the
 epoch is over: its rows are free and its later plans are dropped. What only the next step needs is
-done after the answer, while the scheduler plans.
+done after the answer, while the scheduler plans. With a lost world the thread ends.
 """
 
 import threading
@@ -21,6 +21,10 @@ from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 
 _log = get_logger(__name__)
+
+
+class WorldLostError(Exception):
+    """A rank of the world is lost, or this one: no step can be run any more."""
 
 
 class BuildStoppedError(Exception):
@@ -65,6 +69,7 @@ class Runner:
         self._executor: StepExecutor | None = None
         self.ready: Future[Capacity] = Future()
         self._last_step_at: float | None = None
+        self._is_lost = False
 
     def start(self) -> None:
         """Start building; steps can run once `ready` is done."""
@@ -101,7 +106,7 @@ class Runner:
             return
         self._executor = executor
         self.ready.set_result(executor.capacity)
-        while True:
+        while not self._is_lost:
             waited_from = time.perf_counter_ns()
             order = self._source.get()
             if isinstance(order, Stop):
@@ -126,8 +131,12 @@ class Runner:
 
     def _finish(self, executor: StepExecutor, plan: StepPlan) -> None:
         """What fails here fails again when the next plan is run, which has an answer to tell it."""
+        if self._is_lost:
+            return
         try:
             executor.finish_step()
+        except WorldLostError:
+            self._is_lost = True
         except Exception:  # noqa: BLE001  # the main loop's door: the next step tells
             _log.exception("finishing a step failed", extra={"step": plan.step})
 
@@ -138,6 +147,10 @@ class Runner:
             result = executor.execute(plan, wait_us)
         except ContractError as error:
             failure: RequestError = error
+        except WorldLostError as error:
+            self._is_lost = True
+            failure = RequestError(FailureReason.UPSTREAM_LOST, str(error))
+            return StepResult(step=plan.step, failure=failure)
         except Exception:  # noqa: BLE001  # the main loop's door: one step fails, not the process
             error_id = uuid.uuid4().hex[:12]
             _log.exception("step failed", extra={"step": plan.step, "error_id": error_id})

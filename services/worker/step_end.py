@@ -11,8 +11,9 @@ from services.worker.commit import commit_step
 from services.worker.contract import ActiveRows
 from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult
 from services.worker.rows import RowTable
-from services.worker.sampler import not_finite, sample
+from services.worker.sampler import not_finite
 from services.worker.sampling_rows import SamplingRows
+from services.worker.tokens import OwnTokens, TokenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +24,12 @@ class Computed:
     hidden: Tensor
     """[T, E] states of all tokens, padding included."""
     logits: Tensor | None
-    """Of the places that are sampled; None when there is none."""
+    """Of the places that are sampled; None when there is none, or the head is elsewhere."""
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether some row gets a token."""
+        return len(self.batch.sampling_entries) > 0
 
 
 class StepEnd(Protocol):
@@ -45,15 +51,19 @@ class StepEnd(Protocol):
 class SampleEnd:
     """One token for every row whose known tokens are all computed."""
 
-    def __init__(self, table: RowTable, sampling: SamplingRows) -> None:
+    def __init__(
+        self, table: RowTable, sampling: SamplingRows, tokens: TokenSource | None = None
+    ) -> None:
+        """Rows and how they are sampled; by default this rank does it."""
         self._table = table
         self._sampling = sampling
+        self._tokens: TokenSource = tokens or OwnTokens()
 
     def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
         """Sample and commit."""
         runs, lengths = np.zeros((len(active.rows), 1), np.int64), np.zeros_like(active.rows)
         logprobs = None
-        if computed is not None and computed.logits is not None:
+        if computed is not None and computed.is_sampling:
             entries = computed.batch.sampling_entries
             logprobs = self._sample(computed.logits, active, entries, runs, lengths)
         return commit_step(plan, self._table, active, runs, lengths, logprobs)
@@ -65,13 +75,15 @@ class SampleEnd:
         """There is nothing to forget."""
 
     def _sample(
-        self, logits: Tensor, active: ActiveRows, entries: Ints, runs: Ints, lengths: Ints
+        self, logits: Tensor | None, active: ActiveRows, entries: Ints, runs: Ints, lengths: Ints
     ) -> LogprobColumns | None:
         """Fill in one token for each entry that samples; fail the rows with broken numbers."""
         table = self._table
         rows = active.rows[entries]
         num_outputs = table.num_tokens[rows] - table.num_prompt[rows]
-        sampled = sample(logits, self._sampling, rows, num_outputs, table.num_logprobs[rows])
+        sampled = self._tokens.sample(
+            logits, self._sampling, rows, num_outputs, table.num_logprobs[rows]
+        )
         runs[entries, 0] = sampled.tokens
         lengths[entries] = sampled.is_finite
         if not sampled.is_finite.all():

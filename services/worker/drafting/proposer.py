@@ -15,11 +15,13 @@ from torch import Tensor
 from services.worker.batch import Batch
 from services.worker.contract import ActiveRows
 from services.worker.drafting.passes import PassBuilder
+from services.worker.lockstep import OwnPace, Pace, limit_drafts
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import Ints
 from services.worker.rows import RUNNING, RowTable
 from services.worker.rowwise import argmax_rows
 from services.worker.staging import StagingBuffer
+from services.worker.tokens import OwnTokens, TokenSource
 
 CachesT = TypeVar("CachesT")
 CachesT_contra = TypeVar("CachesT_contra", contravariant=True)
@@ -44,16 +46,31 @@ class Proposer(Generic[CachesT]):
 
     def __init__(
         self,
-        drafter: Drafter[CachesT],
+        drafter: Drafter[CachesT] | None,
         caches: CachesT,
         table: RowTable,
         *,
         num_known_ids: int,
         device: torch.device,
         row_multiple: int,
+        tokens: TokenSource | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`num_known_ids` bounds what can be drafted."""
+        """Reserve buffers.
+
+        Args:
+            drafter: The MTP layer; None on a rank without it, which is told the drafts.
+            caches: Its caches.
+            table: The rows.
+            num_known_ids: Bounds what can be drafted.
+            device: Where the model is.
+            row_multiple: Passes are padded to a multiple of it.
+            tokens: How drafts are told; by default they are this rank's.
+            pace: What other replicas do meanwhile; by default there are none.
+        """
         limits = table.capacity
+        self._tokens: TokenSource = tokens or OwnTokens()
+        self._pace: Pace = pace or OwnPace()
         self._drafter = drafter
         self._caches = caches
         self._table = table
@@ -74,22 +91,33 @@ class Proposer(Generic[CachesT]):
             active: Its rows.
             accepted: [A] drafts that each row kept.
         """
-        next_ids = self._shifted(batch)
-        states = self._drafter.draft(next_ids, hidden, batch.metadata, self._caches)
-        entries, counts = self._wanted(active)
-        if not len(entries):
-            return
-        states = states[self._last_places(batch, active, accepted, entries)]
-        rows = active.rows[entries]
-        ids = self._likeliest(states, len(rows))
+        entries, counts = limit_drafts(*self._wanted(active), self._pace)
+        sizes = _alive(counts)
+        drafts = np.zeros(sum(sizes), np.int64)
+        if self._drafter is not None:
+            states = self._first_pass(self._drafter, hidden, batch)
+            if len(entries):
+                states = states[self._last_places(batch, active, accepted, entries)]
+                drafts = self._draft(self._drafter, states, active.rows[entries], counts)
+        if len(entries):
+            self._store(active.rows[entries], counts, sizes, self._tokens.share(drafts))
+
+    def _first_pass(self, drafter: Drafter[CachesT], hidden: Tensor, batch: Batch) -> Tensor:
+        step = self._pace.in_draft(batch.metadata)
+        return drafter.draft(self._shifted(batch), hidden, step, self._caches)
+
+    def _draft(self, drafter: Drafter[CachesT], states: Tensor, rows: Ints, counts: Ints) -> Ints:
+        """The drafts of all passes, one pass behind the other."""
+        ids = self._likeliest(drafter, states, len(rows))
         drafts = [ids]
         for each in self._passes.build(rows, counts):
-            step = each.metadata
+            step = self._pace.in_draft(each.metadata)
             ids, states = self._cut(ids, states, each.count, step.num_tokens)
-            states = self._drafter.draft(ids, states, step, self._caches)
-            ids = self._likeliest(states, each.count)
+            states = drafter.draft(ids, states, step, self._caches)
+            ids = self._likeliest(drafter, states, each.count)
             drafts.append(ids)
-        self._store(rows, counts, drafts)
+        # Read back once, at the end: until then no pass waits for the host.
+        return torch.cat(drafts).cpu().numpy()
 
     def _shifted(self, batch: Batch) -> Tensor:
         """[T] the token behind each position; behind a rejected draft it does not matter."""
@@ -125,9 +153,9 @@ class Proposer(Generic[CachesT]):
         self._places.array[count:padded] = 0
         return self._places.send(padded)
 
-    def _likeliest(self, states: Tensor, count: int) -> Tensor:
+    def _likeliest(self, drafter: Drafter[CachesT], states: Tensor, count: int) -> Tensor:
         """[R] the likeliest known token behind each of the first `count` states."""
-        logits = self._drafter.compute_draft_logits(states)
+        logits = drafter.compute_draft_logits(states)
         return argmax_rows(logits[:count, : self._num_known_ids])[1]
 
     def _cut(self, ids: Tensor, states: Tensor, count: int, padded: int) -> tuple[Tensor, Tensor]:
@@ -137,12 +165,17 @@ class Proposer(Generic[CachesT]):
             ids = torch.cat((ids, ids.new_zeros(padded - count)))
         return ids, states[:padded]
 
-    def _store(self, rows: Ints, counts: Ints, drafts: list[Tensor]) -> None:
+    def _store(self, rows: Ints, counts: Ints, sizes: list[int], drafts: Ints) -> None:
         table = self._table
-        first = table.num_tokens[rows]
-        # Read back once, at the end: until then no pass waits for the host.
-        found, start = torch.cat(drafts).cpu().numpy(), 0
-        for index, count in enumerate(map(len, drafts)):
-            table.tokens[rows[:count], first[:count] + index] = found[start : start + count]
+        first, start = table.num_tokens[rows], 0
+        for index, count in enumerate(sizes):
+            table.tokens[rows[:count], first[:count] + index] = drafts[start : start + count]
             start += count
         table.num_drafts[rows] = counts
+
+
+def _alive(counts: Ints) -> list[int]:
+    """Rows in each pass, of rows that want so many drafts."""
+    passes = np.arange(counts.max(initial=0))[:, None]
+    alive: list[int] = (counts > passes).sum(axis=1).tolist()
+    return alive

@@ -19,9 +19,10 @@ from services.worker.drafting.verification import Verification
 from services.worker.logprobs import measure
 from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult, StepTimings
 from services.worker.rows import RowTable
-from services.worker.sampler import not_finite, sample
+from services.worker.sampler import not_finite
 from services.worker.sampling_rows import SamplingRows
 from services.worker.step_end import Computed
+from services.worker.tokens import OwnTokens, TokenSource
 
 CachesT = TypeVar("CachesT")
 
@@ -52,8 +53,14 @@ class Speculator(Generic[CachesT]):
     """Ends steps with runs of tokens."""
 
     def __init__(
-        self, proposer: Proposer[CachesT], table: RowTable, sampling: SamplingRows
+        self,
+        proposer: Proposer[CachesT],
+        table: RowTable,
+        sampling: SamplingRows,
+        tokens: TokenSource | None = None,
     ) -> None:
+        """Rows and how they are sampled; by default this rank does it."""
+        self._tokens: TokenSource = tokens or OwnTokens()
         self._proposer = proposer
         self._table = table
         self._sampling = sampling
@@ -63,7 +70,7 @@ class Speculator(Generic[CachesT]):
     def end(self, plan: StepPlan, active: ActiveRows, computed: Computed | None) -> StepResult:
         """Verify and commit."""
         assert self._pending is None, "drafts of the last step are missing"
-        if computed is None or computed.logits is None:
+        if computed is None or not computed.is_sampling:
             verified = _nothing(len(active.rows))
             result = self._commit(plan, active, verified)
         else:
@@ -101,11 +108,11 @@ class Speculator(Generic[CachesT]):
         self._pending = None
 
     def _verify(
-        self, verification: Verification, logits: Tensor, num_active: int
+        self, verification: Verification, logits: Tensor | None, num_active: int
     ) -> tuple[_Verified, Ints]:
         """Runs of the active rows, and the targets of all logits; broken rows are failed."""
         rows = verification.rows_of_logits
-        sampled = sample(
+        sampled = self._tokens.sample(
             logits,
             self._sampling,
             rows,
@@ -133,19 +140,24 @@ class Speculator(Generic[CachesT]):
             accepted=verified.accepted,
         )
 
-    @torch.inference_mode()
     def _measure(
-        self, verification: Verification, logits: Tensor, targets: Ints, kept: Ints
+        self, verification: Verification, logits: Tensor | None, targets: Ints, kept: Ints
     ) -> LogprobColumns | None:
         """Log-probabilities of the tokens that were kept, for the rows that asked."""
         num_logprobs = self._table.num_logprobs[verification.rows]
         places = verification.kept_places(kept, num_logprobs)
         if not len(places):
             return None
-        at = torch.from_numpy(places).to(logits.device)
-        tokens = torch.from_numpy(targets[places]).to(logits.device)
-        known = logits[:, : self._sampling.vocab_size]
-        return measure(known[at], tokens, num_logprobs[verification.owners[places]])
+        num_top = num_logprobs[verification.owners[places]]
+
+        @torch.inference_mode()
+        def make() -> LogprobColumns:
+            assert logits is not None
+            at = torch.from_numpy(places).to(logits.device)
+            tokens = torch.from_numpy(targets[places]).to(logits.device)
+            return measure(logits[:, : self._sampling.vocab_size][at], tokens, num_top)
+
+        return self._tokens.measure(make)
 
 
 def _nothing(num_active: int, width: int = 1) -> _Verified:

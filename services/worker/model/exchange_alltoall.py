@@ -4,13 +4,19 @@ Tokens are cut over the tensor-parallel ranks first, so that no copy is sent twi
 go where is known to the host alone after the router ran: such a step cannot be captured.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.model.exchange import Gate, TokenSlice, padded_rows
 from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.routed import RoutedExperts
 from services.worker.model.spec import ModelSpec
+
+Ints = NDArray[np.int64]
 
 
 class AllToAllExchange:
@@ -23,10 +29,13 @@ class AllToAllExchange:
         self._group = spec.groups.ep
         self._slice = TokenSlice(spec)
         self._every = [0, config.n_routed_experts]
-        self._own = block.shards.experts
-        # Experts of each rank; the first ranks may have one more.
-        part, rest = divmod(config.n_routed_experts, placement.ep_size)
-        self._experts_of = [part + (rank < rest) for rank in range(placement.ep_size)]
+        self._rank = placement.ep_rank
+        held = [
+            replace(placement, ep_rank=rank).experts(config.n_routed_experts)
+            for rank in range(placement.ep_size)
+        ]
+        self._firsts = [experts.start for experts in held]
+        """First expert of each rank."""
 
     def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
         """Send, compute, send back, add up."""
@@ -36,7 +45,7 @@ class AllToAllExchange:
         weights, experts = self._gate(mine)
         shards, is_quantized = self._block.shards, self._block.is_quantized
         rows, order, counts, scales = shards.sort(mine, experts, self._every, is_quantized)
-        sent, received, arriving = self._agree_on_counts(counts)
+        sent, received, arriving = self._splits(np.array(self._group.gather_counts(counts)))
         rows = self._group.all_to_all(rows, received, sent)
         if is_quantized:
             scales = self._group.all_to_all(scales, received, sent)
@@ -46,23 +55,19 @@ class AllToAllExchange:
         sums = torch.ops.npu.npu_moe_token_unpermute(products, order, weights)
         total[own].add_(sums[: own.stop - own.start])
 
-    def _agree_on_counts(self, counts: Tensor) -> tuple[list[int], list[int], Tensor]:
+    def _splits(self, counts: Ints) -> tuple[list[int], list[int], Ints]:
         """Rows sent to each rank, rows received from each, and the latter by rank and expert."""
-        matrix = self._group.all_gather(counts[None])[:, self._own.start : self._own.stop]
-        # The host must know: it is the one that orders the exchange.
-        sent = [int(part.sum()) for part in counts.cpu().split(self._experts_of)]
-        received: list[int] = matrix.sum(dim=1).tolist()
-        return sent, received, matrix
+        sent = np.add.reduceat(counts[self._rank], self._firsts)
+        arriving = counts[:, self._firsts[self._rank] :][:, : len(self._block.shards.experts)]
+        return sent.tolist(), arriving.sum(axis=1).tolist(), arriving
 
-    def _compute(
-        self, rows: Tensor, scales: Tensor, arriving: Tensor, dtype: torch.dtype
-    ) -> Tensor:
+    def _compute(self, rows: Tensor, scales: Tensor, arriving: Ints, dtype: torch.dtype) -> Tensor:
         """Products of the rows that arrived, which are ordered by rank first, then by expert."""
         if not len(rows):
             return rows.new_empty(rows.shape, dtype=dtype)
         num_ranks, num_experts = arriving.shape
-        every = torch.arange(num_experts, dtype=torch.int32, device=rows.device)
-        experts = every.repeat(num_ranks).repeat_interleave(arriving.flatten())[:, None]
+        owners = np.tile(np.arange(num_experts, dtype=np.int32), num_ranks)
+        experts = torch.from_numpy(owners.repeat(arriving.reshape(-1)))[:, None].to(rows.device)
         by_expert, order, counts, scales = torch.ops.npu.npu_moe_init_routing_v2(
             rows,
             experts,

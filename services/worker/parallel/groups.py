@@ -59,6 +59,10 @@ class Group(Protocol):
         """Send `sent[r]` rows to member r, in order, and get `received[r]` from each."""
         ...
 
+    def gather_counts(self, counts: Tensor) -> list[list[int]]:
+        """The members' counts on the host, which waits for them."""
+        ...
+
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         """Overwrite `x` with that of member `source`."""
         ...
@@ -100,6 +104,10 @@ class OneRank:
     def all_to_all(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         """What it sends it gets."""
         return x
+
+    def gather_counts(self, counts: Tensor) -> list[list[int]]:
+        """Its own."""
+        return [counts.tolist()]
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         """Its own."""
@@ -172,6 +180,11 @@ class RankGroup:
         self._progress.leave()
         return arrived
 
+    def gather_counts(self, counts: Tensor) -> list[list[int]]:
+        """The members' counts on the host, which waits for them."""
+        found: list[list[int]] = self.all_gather(counts[None]).tolist()
+        return found
+
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         """Overwrite `x` with that of member `source`."""
         self._progress.enter(f"{self.name}.broadcast")
@@ -220,3 +233,5 @@ class Groups:
     """The same ranks once more, for the fused operators alone."""
     replica: Group = field(default_factory=lambda: _alone("replica"))
     """All ranks of a replica, over tensors in host memory; member 0 leads."""
+    orders: Group = field(default_factory=lambda: _alone("orders"))
+    """The same ranks once more, in whose exchanges the others wait for their leader's orders."""

@@ -193,7 +193,8 @@ class Topology:
         world = tuple(range(len(dps) * self.replica_size))
         dcp = self.decode_context_parallel_size
         made = [Group(name="world", members=world)]
-        made += [self._group("replica", (dp,), pps, tps) for dp in dps]
+        for name in ("replica", "orders"):
+            made += [self._group(name, (dp,), pps, tps) for dp in dps]
         made += [self._group("tp", (dp,), (pp,), tps) for dp in dps for pp in pps]
         made += [Group(name="dcp", members=world[at : at + dcp]) for at in world[::dcp]]
         made += [self._group("pp", (dp,), pps, (tp,)) for dp in dps for tp in tps]

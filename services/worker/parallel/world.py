@@ -1,8 +1,8 @@
 """Brings the ranks of a world together and builds their groups.
 
 Creating a group is a call of the whole world: every rank creates every group, its own or not, in
-the order of `Topology.groups`. On an NPU groups exchange device tensors by HCCL, and the replica's
-group host tensors by Gloo; on a CPU all is Gloo.
+the order of `Topology.groups`. On an NPU groups exchange device tensors by HCCL, and those of a
+replica's ranks host tensors by Gloo; on a CPU all is Gloo.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ DEFAULT_HCCL_MIB: Final = 200
 DP_HCCL_MIB: Final = 50
 """Buffer of the data-parallel group: all-gathers of small steps."""
 
-_ON_HOST: Final = frozenset({"replica"})
+_ON_HOST: Final = frozenset({"replica", "orders"})
 """Groups that exchange host tensors, whatever the device."""
-_OWN_DOMAIN: Final = frozenset({"mc2", "replica"})
+_OWN_DOMAIN: Final = frozenset({"mc2", "replica", "orders"})
 """Groups that share no communicator: fused operators want theirs to themselves."""
+_NO_TIMEOUT: Final = timedelta(days=365)
+"""Orders come when there is work; that the leader is gone is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ class World:
             made = self._make(group.name, group.members)
             if self.membership.number in group.members:
                 own[group.name] = RankGroup(group.name, made, self.progress, self._handle(made))
-        names = ("tp", "pp", "dp", "ep", "mc2", "replica")
+        names = ("tp", "pp", "dp", "ep", "mc2", "replica", "orders")
         return Groups(**{name: own.get(name) or OneRank(name) for name in names})
 
     def _make(self, name: str, members: tuple[int, ...]) -> ProcessGroup:
@@ -157,12 +159,13 @@ class World:
         domain = name if name in _OWN_DOMAIN else ""
         key = (members, buffer_mib, domain)
         if key not in self._made:
+            timeout = timedelta(seconds=self.membership.timeout_s)
             is_hccl = self.membership.device.type != "cpu" and name not in _ON_HOST
             # A window for fused operators is sized by the environment, as their page says.
             options = hccl_options(name, None if name == "mc2" else buffer_mib) if is_hccl else None
             made = distributed.new_group(
                 list(members),
-                timeout=timedelta(seconds=self.membership.timeout_s),
+                timeout=_NO_TIMEOUT if name == "orders" else timeout,
                 backend="hccl" if is_hccl else "gloo",
                 pg_options=options,
             )

@@ -41,7 +41,7 @@ def test_groups_are_created_in_one_order_and_cover_the_world() -> None:
     topology = Topology.parse("dp2,pp2,tp4,dcp4,ep")
     groups = topology.groups()
     order = list(dict.fromkeys(group.name for group in groups))
-    assert order == ["world", "replica", "tp", "dcp", "pp", "dp", "ep", "mc2"]
+    assert order == ["world", "replica", "orders", "tp", "dcp", "pp", "dp", "ep", "mc2"]
     for name in order:
         members = [rank for group in groups if group.name == name for rank in group.members]
         assert sorted(members) == list(range(16)), name
