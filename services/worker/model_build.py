@@ -22,6 +22,7 @@ from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
 from services.worker.graphs.choose import StepModel, capture_steps
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
+from services.worker.largest_step import run_largest_step
 from services.worker.loading.load import load_model
 from services.worker.loading.progress import LoadProgress, shown_progress
 from services.worker.loading.strategy import LoadStrategy, ReadMode
@@ -68,7 +69,7 @@ def build_model_executor(
     ops.register()
     decoder = _load(settings, path, spec, is_stopping)
     with _guarded(spec.device):
-        num_blocks = _choose_num_blocks(settings, config, decoder, max_model_len)
+        num_blocks = _choose_num_blocks(settings, decoder, max_model_len)
         caches = allocate(spec, num_blocks)
         check_layout(spec, caches)
         _prove(decoder, caches, config)
@@ -228,9 +229,7 @@ def _row_multiple(dtype: torch.dtype, device: torch.device) -> int:
     return 4 if is_torch_product and dtype == torch.float32 else 1
 
 
-def _choose_num_blocks(
-    settings: WorkerSettings, config: ModelConfig, decoder: Decoder, max_model_len: int
-) -> int:
+def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, max_model_len: int) -> int:
     if settings.num_kv_blocks is not None:
         return capacity.check_block_count(settings.num_kv_blocks, max_model_len)
     block_bytes = bytes_per_block(decoder.spec)
@@ -239,26 +238,10 @@ def _choose_num_blocks(
         budget = capacity.host_budget(budget, capacity.free_host_bytes())
     elif budget is None:
         use = capacity.measure_device(
-            decoder.device, lambda: _run_largest_step(settings, config, decoder, max_model_len)
+            decoder.device, lambda: run_largest_step(settings, decoder, max_model_len)
         )
         budget = capacity.device_budget(use, settings.gpu_memory_utilization)
     return capacity.count_blocks(budget, block_bytes, max_model_len)
-
-
-def _run_largest_step(
-    settings: WorkerSettings, config: ModelConfig, decoder: Decoder, max_model_len: int
-) -> None:
-    """As many tokens and as many sampled rows as a plan may have."""
-    caches = allocate(decoder.spec, 2)
-    num_tokens = min(settings.max_num_batched_tokens, max_model_len)
-    num_seqs = settings.max_num_batched_tokens // num_tokens
-    token_ids, step = dummy_step(num_seqs, num_tokens, decoder.device)
-    hidden = decoder.forward(token_ids, step, caches)
-    num_sampled = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
-    decoder.compute_logits(hidden[:num_sampled])
-    if decoder.mtp is not None:
-        hidden = decoder.draft(token_ids, hidden, step, caches)
-        decoder.compute_draft_logits(hidden[: settings.max_num_seqs])
 
 
 def _prove(decoder: Decoder, caches: KVCaches, config: ModelConfig) -> None:

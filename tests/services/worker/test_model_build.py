@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker import capacity, model_build
+from services.worker import capacity, largest_step, model_build
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, bytes_per_block
 from services.worker.loading.strategy import LoadStrategy, ReadMode
@@ -196,7 +196,6 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
     shapes: list[tuple[int, ...]] = []
     head = decoder.compute_logits
     monkeypatch.setattr(decoder, "compute_logits", lambda x: shapes.append(x.shape) or head(x))
-    config = ModelConfig.from_dir(oracle.path)
     block = bytes_per_block(decoder.spec)
 
     def measured(device: torch.device, run: Callable[[], None]) -> capacity.MemoryUse:
@@ -206,10 +205,10 @@ def test_a_device_without_a_budget_runs_the_largest_step_first(
     monkeypatch.setattr(model_build.capacity, "measure_device", measured)
     monkeypatch.setattr(decoder, "device", SimpleNamespace(type="npu"))
     monkeypatch.setattr(
-        model_build, "dummy_step", lambda n, t, d: dummy_step(n, t, torch.device("cpu"))
+        largest_step, "dummy_step", lambda n, t, d: dummy_step(n, t, torch.device("cpu"))
     )
     chosen = settings(oracle.path, gpu_memory_utilization=0.8)
-    assert model_build._choose_num_blocks(chosen, config, decoder, 512) == 50
+    assert model_build._choose_num_blocks(chosen, decoder, 512) == 50
     assert shapes == [(4, 64)]
 
 
