@@ -4,7 +4,7 @@ Flags before `--` go to `glm-mesh up`, those after it to the evaluation, for exa
 `python -m tools.eval_mesh --dtype float32 -- --prompts 1000 --skills echo`.
 
 `--scheme w8a8` (or w8a8c8, w4a8c8) quantizes the checkpoint into `.quantized/` and scores both on
-the same prompts; a c8 scheme serves the quantized one with 8-bit indexer keys. `--max-loss 1` ends
+the same prompts; a c8 scheme serves the quantized one with 8-bit caches. `--max-loss 1` ends
 with 1 if a skill loses more points.
 """
 
@@ -21,7 +21,10 @@ from tools.paired import Pairs, pair
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".quantized"
-_C8_FLAGS = ("--additional-config", '{"enable_sparse_li_c8": true}')
+_C8_FLAGS = (
+    "--additional-config",
+    '{"enable_sparse_li_c8": true, "enable_sparse_sfa_c8": true}',
+)
 
 
 def main(argv: list[str] | None = None) -> int:
