@@ -64,7 +64,7 @@ def build_model_executor(
     ops.set_num_threads(num_threads)
     spec = _choose_spec(settings, path)
     config = spec.config
-    max_model_len = choose_max_model_len(settings.max_model_len, config.max_position_embeddings)
+    max_model_len = spec.context_length
     known = num_known_ids(path, config.vocab_size)
     ops.register()
     decoder = _load(settings, path, spec, is_stopping)
@@ -139,6 +139,7 @@ def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
         cache=_choose_cache_format(settings, device),
         weight_nz_mode=settings.weight_nz_mode,
         has_mtp=num_drafts > 0,
+        max_model_len=choose_max_model_len(settings.max_model_len, config.max_position_embeddings),
     )
 
 

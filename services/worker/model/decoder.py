@@ -53,7 +53,7 @@ class Decoder:
         self.rotary = RotaryTables(
             dim=config.qk_rope_head_dim,
             theta=config.rope_theta,
-            max_positions=config.max_position_embeddings,
+            max_positions=spec.num_positions,
             dtype=spec.dtype,
             device=spec.device,
         )

@@ -177,6 +177,7 @@ def rank_spec(deployment: Deployment, rank: Rank) -> ModelSpec:
         quantization=deployment.quantization,
         cache=deployment.cache,
         has_mtp=deployment.has_mtp,
+        max_model_len=deployment.max_model_len,
     )
 
 

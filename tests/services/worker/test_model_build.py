@@ -179,6 +179,23 @@ def test_capacity_tells_what_was_built(oracle: Any) -> None:
     assert len(capacity.model_digest) == 64
 
 
+def test_a_model_is_built_for_the_length_it_serves(
+    oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    load = model_build.load_model
+
+    def spy(path: Path, spec: ModelSpec, strategy: LoadStrategy, report: Any) -> Decoder:
+        lengths.append(spec.num_positions)
+        return load(path, spec, strategy, report)
+
+    monkeypatch.setattr(model_build, "load_model", spy)
+    served = build(oracle.path, num_kv_blocks=16, max_model_len=300)
+    own = build(oracle.path, num_kv_blocks=16)
+    assert [one.capacity.max_model_len for one in (served, own)] == [300, 512]
+    assert lengths == [384, 512]
+
+
 def test_too_little_memory_names_both_numbers(oracle: Any) -> None:
     with pytest.raises(ConfigError, match=r"holds 0 blocks.*needs 5"):
         build(oracle.path, kv_cache_memory_bytes=1000)

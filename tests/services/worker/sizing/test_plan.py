@@ -7,6 +7,7 @@ from services.worker.capacity import count_blocks, min_blocks
 from services.worker.model.config import ModelConfig
 from services.worker.sizing.hardware import GIB, MIB
 from services.worker.sizing.plan import Plan, RankPlan, Verdict, make_plan
+from services.worker.sizing.weights import WeightClass
 from shared.errors import ConfigError
 from tests.services.worker.sizing.conftest import MakeDeployment
 
@@ -24,6 +25,12 @@ def test_memory_adds_up_to_the_share_of_the_device(make_deployment: MakeDeployme
     assert taken + rank.budget == rank.limit
     assert rank.num_blocks == rank.budget // rank.cache.per_block
     assert plan.num_tokens == (rank.num_blocks - 1) * 128
+
+
+def test_tables_of_positions_have_the_served_length(make_deployment: MakeDeployment) -> None:
+    for length in (1_048_576, 131_072):
+        (rank,) = make_plan(make_deployment("tp16,ep", max_model_len=length)).ranks
+        assert rank.weights[WeightClass.ROTARY] == 2 * length * 64 * 2
 
 
 def test_everything_that_runs_beside_the_weights_is_counted(
