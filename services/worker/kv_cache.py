@@ -102,7 +102,7 @@ def describe_cache_groups(spec: ModelSpec) -> tuple[CacheGroup, ...]:
     config, cache = spec.config, spec.cache
     every = cached_layers(spec)
     indexed = [layer for layer in every if config.has_indexer(layer)]
-    in_eight = tuple(i for i in indexed if cache.has_c8_keys(i, spec.quantization.types))
+    in_eight = tuple(i for i in indexed if cache.has_c8_keys(i, spec.quantization.key_layers))
     plain = tuple(i for i in indexed if i not in in_eight)
     latents = [
         (LATENT, config.kv_lora_rank, spec.dtype, every),

@@ -4,17 +4,12 @@ The two choices are independent. Packed latents are for all layers; 8-bit indexe
 layers with an indexer, or for those that the checkpoint's description of its quantization names.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 Generation = Literal["a2", "a3", "a5"]
-
-# How descriptions name a layer's keys, and the values that mean eight bits.
-_KEY_ENTRIES = (".indexer.quant_type", ".indexer.wq_b_weight")
-_KEY_TYPES = frozenset({"INT8_DYNAMIC", "QK_INT8_DYNAMIC", "W8A8_MXFP8"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +38,11 @@ class CacheFormat:
         """Type of the head weights that the indexer takes with 8-bit keys."""
         return torch.bfloat16 if self.generation == "a5" else torch.float16
 
-    def has_c8_keys(self, layer: int, types: Mapping[str, str]) -> bool:
+    def has_c8_keys(self, layer: int, described: frozenset[int] | None) -> bool:
         """Whether a layer with an indexer keeps its keys in eight bits.
 
         Args:
             layer: Its number in the checkpoint.
-            types: The description of the checkpoint's quantization; empty without one.
+            described: The layers that the checkpoint's description names; None without any word.
         """
-        if not self.sparse_li_c8:
-            return False
-        if not any(name.endswith(_KEY_ENTRIES) for name in types):
-            return True
-        entries = (f"model.layers.{layer}.self_attn{entry}" for entry in _KEY_ENTRIES)
-        return any(types.get(entry) in _KEY_TYPES for entry in entries)
+        return self.sparse_li_c8 and (described is None or layer in described)

@@ -38,7 +38,7 @@ def make_key_cache(spec: ModelSpec, layer: int) -> KeyCache:
     Raises:
         ConfigError: More positions are selected than the operator on 8-bit keys can.
     """
-    if not spec.cache.has_c8_keys(layer, spec.quantization.types):
+    if not spec.cache.has_c8_keys(layer, spec.quantization.key_layers):
         return PlainKeyCache(spec)
     if spec.config.index_topk > _MAX_TOPK:
         raise ConfigError(

@@ -41,6 +41,7 @@ _NOTHING: Final = (None, "", "NONE", "none", FLOAT)
 # How a layer's 8-bit indexer keys are told: entries without a tensor.
 KEY_ENTRIES: Final = (".indexer.quant_type", ".indexer.wq_b_weight")
 KEY_TYPE: Final = "INT8_DYNAMIC"
+_KEY_TYPES: Final = frozenset({KEY_TYPE, "QK_INT8_DYNAMIC", "W8A8_MXFP8"})
 # Tensors that the cache operators or drafts of another kind read, and the model itself does not.
 _ROTATIONS: Final = (".indexer.q_rot", ".indexer.k_rot")
 _DRAFT_ROTATION: Final = "rot."
@@ -59,6 +60,7 @@ _PARTNERS: Final = frozenset(
 )
 # Columns and groups of the layout before version 1.0.0.
 _OLD_PARTNERS: Final = ("weight_scale_second", "weight_offset_second")
+_KEYS: Final = re.compile(r"model\.layers\.(\d+)\.self_attn\.indexer\.\w+")
 _EXPERT: Final = re.compile(r"(.+\.experts\.)\d+\.(?:gate|up|down)_proj\.weight")
 
 
@@ -110,6 +112,15 @@ def _check_int4_layout(values: Mapping[str, Any], types: Mapping[str, str], sour
             f"{source}: {told}: int4 weights of the layout before {VERSION} (one to a byte) are "
             "not served; export the checkpoint again"
         )
+
+
+def key_layers(types: Mapping[str, str]) -> frozenset[int] | None:
+    """Layers whose indexer keys are told to be in eight bits; None if nothing is told of keys."""
+    found = [(name, kind) for name, kind in types.items() if name.endswith(KEY_ENTRIES)]
+    if not found:
+        return None
+    matches = [_KEYS.fullmatch(name) for name, kind in found if kind in _KEY_TYPES]
+    return frozenset(int(match.group(1)) for match in matches if match)
 
 
 def find_faults(types: Mapping[str, str], names: AbstractSet[str]) -> Iterator[str]:

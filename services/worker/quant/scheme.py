@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.loading.strict_json import parse_object
-from services.worker.quant.description import find_faults, read_types
+from services.worker.quant.description import find_faults, key_layers, read_types
 from shared.errors import CheckpointError
 
 DESCRIPTION_FILE = "quant_model_description.json"
@@ -42,6 +42,12 @@ class QuantDescription:
     """Tensor name -> type, and entries that tell how indexer keys are kept."""
     is_rot_used: bool = False
     """Whether hidden states are rotated; the MTP layer then needs `rot.weight` and its own head."""
+    key_layers: frozenset[int] | None = field(init=False, compare=False, repr=False)
+    """Layers whose indexer keys may be in eight bits; None if nothing is told of keys."""
+
+    def __post_init__(self) -> None:
+        # One pass over some 240,000 names; each layer asks.
+        object.__setattr__(self, "key_layers", key_layers(self.types))
 
     @property
     def is_quantized(self) -> bool:

@@ -6,7 +6,6 @@ import torch
 from services.worker.model.cache_format import CacheFormat, Generation
 
 KEYS = CacheFormat(sparse_li_c8=True)
-PREFIX = "model.layers.3.self_attn.indexer"
 
 
 @pytest.mark.parametrize(
@@ -26,29 +25,13 @@ def test_types_are_those_of_the_generation(
 
 
 def test_without_the_flag_no_keys_are_in_eight_bits() -> None:
-    types = {f"{PREFIX}.quant_type": "INT8_DYNAMIC"}
-    assert not CacheFormat(sparse_sfa_c8=True).has_c8_keys(3, types)
+    cache = CacheFormat(sparse_sfa_c8=True)
+    assert not cache.has_c8_keys(3, frozenset({3}))
+    assert not cache.has_c8_keys(3, None)
 
 
-def test_without_a_list_all_keys_are_in_eight_bits() -> None:
-    assert KEYS.has_c8_keys(3, {})
-    assert KEYS.has_c8_keys(3, {f"{PREFIX}.wq_b.weight": "W8A8"})
-    assert KEYS.has_c8_keys(3, {"indexer_quant_type": "INT8_DYNAMIC"})
-
-
-@pytest.mark.parametrize("entry", ["quant_type", "wq_b_weight"])
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("INT8_DYNAMIC", True),
-        ("QK_INT8_DYNAMIC", True),
-        ("W8A8_MXFP8", True),
-        ("FLOAT", False),
-        ("W8A8_DYNAMIC", False),
-    ],
-)
-def test_a_list_decides_by_its_values(entry: str, kind: str, expected: bool) -> None:
-    types = {f"{PREFIX}.{entry}": kind}
-    assert KEYS.has_c8_keys(3, types) is expected
-    assert not KEYS.has_c8_keys(33, types)
-    assert not KEYS.has_c8_keys(4, types)
+def test_a_list_decides_and_without_one_all_keys_are_in_eight_bits() -> None:
+    assert KEYS.has_c8_keys(3, None)
+    assert KEYS.has_c8_keys(3, frozenset({3}))
+    assert not KEYS.has_c8_keys(4, frozenset({3}))
+    assert not KEYS.has_c8_keys(3, frozenset())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.quant.description import find_faults, read_types
+from services.worker.quant.description import find_faults, key_layers, read_types
 from shared.errors import CheckpointError
 
 ATTENTION = "model.layers.0.self_attn."
@@ -121,3 +121,27 @@ def test_the_experts_of_a_layer_have_one_type() -> None:
 def test_experts_of_different_layers_may_differ() -> None:
     values = {f"model.layers.{i}.mlp.experts.0.up_proj.weight": k for i, k in enumerate("ab")}
     assert not list(find_faults(values, set(values)))
+
+
+@pytest.mark.parametrize("entry", ["quant_type", "wq_b_weight"])
+@pytest.mark.parametrize(
+    ("kind", "is_eight"),
+    [
+        ("INT8_DYNAMIC", True),
+        ("QK_INT8_DYNAMIC", True),
+        ("W8A8_MXFP8", True),
+        ("FLOAT", False),
+        ("W8A8_DYNAMIC", False),
+    ],
+)
+def test_the_values_of_entries_about_keys_tell_the_layers(
+    entry: str, kind: str, is_eight: bool
+) -> None:
+    prefix = "model.layers.33.self_attn.indexer"
+    assert key_layers({f"{prefix}.{entry}": kind}) == ({33} if is_eight else set())
+
+
+def test_a_description_without_a_word_about_keys_names_no_layers() -> None:
+    assert key_layers({}) is None
+    assert key_layers({"model.layers.3.self_attn.indexer.wq_b.weight": "W8A8"}) is None
+    assert key_layers({"indexer_quant_type": "INT8_DYNAMIC"}) is None

@@ -1,10 +1,12 @@
 """How a checkpoint says that its weights are stored."""
 
 import json
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 
 import pytest
 
+from services.worker.model.cache_format import CacheFormat
 from services.worker.quant.description import SERVED
 from services.worker.quant.scheme import DESCRIPTION_FILE, QuantDescription, Scheme
 from shared.errors import CheckpointError
@@ -75,3 +77,25 @@ def test_a_description_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     values = {"version": "1.0.0", "group_size": 0, f"{ATTENTION}o_proj.weight": "W8A8"}
     (tmp_path / DESCRIPTION_FILE).write_text(json.dumps(values))
     assert QuantDescription.from_dir(tmp_path).scheme(ATTENTION, ("o_proj",)) is Scheme.W8A8
+
+
+def test_the_names_are_looked_through_once_however_many_layers_ask() -> None:
+    """A checkpoint has 240,000 of them, and 22 layers with keys."""
+
+    class Counted(dict[str, str]):
+        passes = 0
+
+        def items(self) -> ItemsView[str, str]:
+            self.passes += 1
+            return super().items()
+
+        def __iter__(self) -> Iterator[str]:
+            self.passes += 1
+            return super().__iter__()
+
+    types = Counted({"model.layers.3.self_attn.indexer.quant_type": "INT8_DYNAMIC"})
+    description = QuantDescription(source="d.json", types=types)
+    cache = CacheFormat(sparse_li_c8=True)
+    found = [cache.has_c8_keys(layer, description.key_layers) for layer in range(22)]
+    assert found == [layer == 3 for layer in range(22)]
+    assert types.passes == 1

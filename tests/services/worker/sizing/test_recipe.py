@@ -53,5 +53,5 @@ def test_bfloat16_is_no_quantization(glm: ModelConfig) -> None:
 
 def test_eight_bit_keys_are_for_all_layers_that_have_any(glm: ModelConfig) -> None:
     cache = CacheFormat(sparse_li_c8=True)
-    types = describe(glm, "w8a8c8").types
-    assert all(cache.has_c8_keys(layer, types) for layer in (0, 42, 74, 78))
+    described = describe(glm, "w8a8c8").key_layers
+    assert all(cache.has_c8_keys(layer, described) for layer in (0, 42, 74, 78))
