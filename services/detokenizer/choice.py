@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from services.detokenizer.delta import Delta
-from services.detokenizer.messages import FinishReason, SequenceFinished
+from services.detokenizer.messages import SequenceFinished
+from shared.endings import FinishReason
 from shared.glm.tokenizer import Vocabulary
 from shared.sampling import SequenceStats, TokenLogprobs
 

@@ -7,6 +7,7 @@ import enum
 from array import array
 from dataclasses import dataclass
 
+from shared.endings import FinishReason
 from shared.errors import RequestError
 from shared.sampling import ReplayScript, SamplingSpec, SequenceStats
 
@@ -25,22 +26,6 @@ class ToolChoice(enum.IntEnum):
     AUTO = 2
     REQUIRED = 3
     NAMED = 4
-
-
-class FinishReason(enum.IntEnum):
-    """Why a sequence ended well; numbers of glm.v1.FinishReason."""
-
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
-
-
-class AbortReason(enum.IntEnum):
-    """Why this service ends a sequence; numbers of glm.v1.AbortReason."""
-
-    CANCELLED = 1
-    STOP_STRING = 2
-    SLOW_READER = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.detokenizer.messages import AbortReason, SequenceFinished, TokenSubmit
+from services.detokenizer.messages import SequenceFinished, TokenSubmit
+from shared.endings import AbortReason
 from shared.errors import RequestError
 from shared.sampling import TokenLogprobs
 

@@ -9,16 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from services.detokenizer.choice import Choice
-from services.detokenizer.messages import (
-    AbortReason,
-    FinishReason,
-    SequenceFinished,
-    TextEnd,
-    TextFinished,
-    TokenSubmit,
-)
+from services.detokenizer.messages import SequenceFinished, TextEnd, TextFinished, TokenSubmit
 from services.detokenizer.ports import Upstream
 from services.detokenizer.usage import Usage, total_stats
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.sampling import TokenLogprobs

@@ -11,15 +11,10 @@ from typing import Final, ParamSpec, TypeAlias
 
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.detokenizer.faults import internal_error
-from services.detokenizer.messages import (
-    AbortReason,
-    FinishReason,
-    SequenceFinished,
-    SequenceSpec,
-    TokenSubmit,
-)
+from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
 from services.detokenizer.ports import SequenceListener
 from shared import wire
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot

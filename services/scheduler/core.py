@@ -18,14 +18,7 @@ from services.scheduler.batch import Batch
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.draft_counts import add_positions
 from services.scheduler.limits import CoreConfig, Limits
-from services.scheduler.messages import (
-    AbortReason,
-    Delivery,
-    FinishReason,
-    SequenceEnd,
-    Submission,
-    Verdict,
-)
+from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
 from services.scheduler.sequence import (
@@ -36,6 +29,7 @@ from services.scheduler.sequence import (
     find_nothing,
 )
 from services.scheduler.waiting import WaitingQueue
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 

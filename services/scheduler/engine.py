@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.draft_counts import DraftWatch
-from services.scheduler.messages import AbortReason, Delivery, Submission, Verdict
+from services.scheduler.messages import Delivery, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import (
     Capacity,
@@ -25,6 +25,7 @@ from services.scheduler.plan import (
 )
 from services.scheduler.spans import record_spans
 from shared import tracing
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.sampling import LoadSnapshot

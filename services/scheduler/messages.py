@@ -3,28 +3,12 @@
 The messages of glm.v1 that carry them are built and read in `server.py` only.
 """
 
-import enum
 from array import array
 from dataclasses import dataclass
 
+from shared.endings import FinishReason
 from shared.errors import RequestError
 from shared.sampling import ReplayScript, SamplingSpec, SequenceStats, TokenLogprobs
-
-
-class AbortReason(enum.IntEnum):
-    """Why a client ends a sequence; the numbers are those of glm.v1.AbortReason."""
-
-    CANCELLED = 1
-    STOP_STRING = 2
-    SLOW_READER = 3
-
-
-class FinishReason(enum.IntEnum):
-    """Why a sequence ended well; the numbers are those of glm.v1.FinishReason."""
-
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,6 @@ import grpc.aio
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.engine import Engine
 from services.scheduler.messages import (
-    AbortReason,
     Delivery,
     SequenceEnd,
     SequenceSubmit,
@@ -25,6 +24,7 @@ from services.scheduler.messages import (
     Verdict,
 )
 from services.scheduler.outbox import Outbox, OutboxLimits
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.rpc import Server, build_server
 from shared.wire import (

@@ -18,13 +18,14 @@ from tokenizers import Tokenizer
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
-from services.scheduler.messages import FinishReason, SequenceEnd, SequenceSubmit, Submission
+from services.scheduler.messages import SequenceEnd, SequenceSubmit, Submission
 from services.scheduler.outlet import Outlet
 from services.scheduler.worker_client import capacity_from_proto, plan_to_proto, result_from_proto
 from services.worker.model_build import build_model_executor
 from services.worker.runner import StepExecutor
 from services.worker.server import capacity_to_proto, plan_from_proto, result_to_proto
 from services.worker.settings import WorkerSettings
+from shared.endings import FinishReason
 from shared.sampling import SamplingSpec, TokenLogprobs
 from tests.services.worker.drafting_cases import PROMPTS, SAMPLINGS
 from tests.services.worker.fake_decoder import make_executor
@@ -86,7 +87,7 @@ class Pair:
         while self.core.num_live or self.results:
             self.step()
             steps += 1
-            batch = self.core._batch
+            batch = self.core._replicas[0].batch
             if preempt_every and steps % preempt_every == 0 and batch and batch.running:
                 batch._preempt(next(reversed(batch.running)))
         assert all(one.end and one.end.finish_reason for one in self.streams)

@@ -8,8 +8,6 @@ from typing import Any
 
 from services.detokenizer.build import BuildContext
 from services.detokenizer.messages import (
-    AbortReason,
-    FinishReason,
     ObjectKind,
     OutputSpec,
     SequenceFinished,
@@ -20,6 +18,7 @@ from services.detokenizer.messages import (
     ToolSpec,
 )
 from services.detokenizer.ports import SequenceListener
+from shared.endings import AbortReason, FinishReason
 from shared.errors import RequestError
 from shared.sampling import SamplingSpec, SequenceStats, TokenLogprobs
 from shared.wire import pack_ids

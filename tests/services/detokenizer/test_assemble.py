@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from services.detokenizer.build import build_presenter, build_response
-from services.detokenizer.messages import FinishReason
+from shared.endings import FinishReason
 from tests.services.detokenizer.frames import CONTEXT, events, finished, submit
 from tests.services.detokenizer.words import ids
 

@@ -4,13 +4,8 @@ from typing import Any
 import pytest
 
 from services.detokenizer.build import build_response, make_call_id, upstream_submit
-from services.detokenizer.messages import (
-    FinishReason,
-    ObjectKind,
-    SequenceSpec,
-    ToolChoice,
-    ToolSpec,
-)
+from services.detokenizer.messages import ObjectKind, SequenceSpec, ToolChoice, ToolSpec
+from shared.endings import FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.wire import pack_ids
 from tests.services.detokenizer.frames import CONTEXT, SPECS, finished, submit

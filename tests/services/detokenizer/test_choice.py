@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 
 from services.detokenizer.choice import Choice, ChoiceRules
-from services.detokenizer.messages import FinishReason
 from services.detokenizer.plain import PlainText
 from services.detokenizer.stops import StopAutomaton, StopMatcher
+from shared.endings import FinishReason
 from tests.services.detokenizer.frames import finished, logprobs
 from tests.services.detokenizer.outputs import machine
 from tests.services.detokenizer.words import EOS, VOCABULARY, ids

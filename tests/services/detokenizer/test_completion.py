@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from services.detokenizer.build import build_presenter, build_response
-from services.detokenizer.messages import FinishReason, ObjectKind
+from services.detokenizer.messages import ObjectKind
+from shared.endings import FinishReason
 from tests.services.detokenizer.frames import CONTEXT, events, finished, logprobs, submit
 from tests.services.detokenizer.words import EOS, ids
 

@@ -3,7 +3,8 @@ from typing import Any
 
 from services.detokenizer.build import build_presenter, build_response, upstream_submit
 from services.detokenizer.delivery import Delivery, ReaderLimits
-from services.detokenizer.messages import AbortReason, TextFinished
+from services.detokenizer.messages import TextFinished
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, events, finished, submit
 from tests.services.detokenizer.words import EOS, ids

@@ -3,7 +3,8 @@ from typing import Any
 from services.detokenizer.build import build_response, upstream_submit
 from services.detokenizer.delivery import ReaderLimits
 from services.detokenizer.events import DeltaEvent, EventWriter, SequenceEndEvent
-from services.detokenizer.messages import FinishReason, TextFinished
+from services.detokenizer.messages import TextFinished
+from shared.endings import FinishReason
 from shared.errors import FailureReason, RequestError
 from tests.services.detokenizer.frames import CONTEXT, SPECS, FakeUpstream, finished, submit
 from tests.services.detokenizer.words import EOS, ids

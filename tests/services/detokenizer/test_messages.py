@@ -1,6 +1,6 @@
 import pytest
 
-from protos.glm.v1 import common_pb2, detokenizer_pb2, scheduler_pb2
+from protos.glm.v1 import detokenizer_pb2
 from services.detokenizer import messages
 from services.detokenizer.messages import SequenceSpec
 from shared.wire import pack_ids
@@ -11,8 +11,6 @@ from shared.wire import pack_ids
     [
         (messages.ObjectKind, detokenizer_pb2.ObjectKind, "OBJECT_KIND_"),
         (messages.ToolChoice, detokenizer_pb2.ToolChoiceMode, "TOOL_CHOICE_MODE_"),
-        (messages.FinishReason, common_pb2.FinishReason, "FINISH_REASON_"),
-        (messages.AbortReason, scheduler_pb2.AbortReason, "ABORT_REASON_"),
     ],
 )
 def test_numbers_are_those_of_the_contract(ours: type, theirs: object, prefix: str) -> None:

@@ -1,9 +1,9 @@
 """The ports are structural; these assignments are checked by mypy, the calls here."""
 
-from services.detokenizer.messages import AbortReason
 from services.detokenizer.ports import SequenceListener, Upstream
 from services.detokenizer.response import Response
 from services.detokenizer.scheduler_client import SchedulerClient
+from shared.endings import AbortReason
 from tests.services.detokenizer.frames import FakeUpstream
 
 

@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from services.detokenizer.build import build_response, upstream_submit
-from services.detokenizer.messages import AbortReason, FinishReason, TextFinished
+from services.detokenizer.messages import TextFinished
 from services.detokenizer.response import Response
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, submit
 from tests.services.detokenizer.words import EOS, ids

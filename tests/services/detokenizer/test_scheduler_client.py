@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from protos.glm.v1 import common_pb2, scheduler_pb2
-from services.detokenizer.messages import AbortReason
 from services.detokenizer.scheduler_client import MAX_SUBMIT_BYTES, SchedulerClient
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.wire import pack_ids
 from tests.services.detokenizer.conftest import Mesh

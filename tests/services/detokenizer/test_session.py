@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from services.detokenizer import session
 from services.detokenizer.delivery import ReaderLimits
 from services.detokenizer.live import LiveRequests
-from services.detokenizer.messages import AbortReason, TextFinished
+from services.detokenizer.messages import TextFinished
 from services.detokenizer.session import Incoming, Outgoing, Session, StreamSubmit
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, events, finished, submit

@@ -11,16 +11,10 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
-from services.scheduler.messages import (
-    AbortReason,
-    Delivery,
-    SequenceEnd,
-    SequenceSubmit,
-    Submission,
-    Verdict,
-)
+from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, StepResult
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec
 from tests.services.scheduler.simulated_worker import SimulatedWorker, expected_token

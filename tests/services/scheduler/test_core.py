@@ -4,9 +4,10 @@ import pytest
 
 from services.scheduler.core import MAX_RETRY_MS, MIN_RETRY_MS, SchedulerCore
 from services.scheduler.limits import CoreConfig
-from services.scheduler.messages import AbortReason, FinishReason, SequenceEnd
+from services.scheduler.messages import SequenceEnd
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import FinishCode
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec
 from tests.services.scheduler.builders import capacity, entry, submission

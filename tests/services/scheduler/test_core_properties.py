@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.scheduler.messages import AbortReason
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, FinishCode
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from tests.services.scheduler.harness import Harness
 

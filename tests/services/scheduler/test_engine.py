@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine import Engine, EngineConfig
 from services.scheduler.limits import CoreConfig
-from services.scheduler.messages import AbortReason, Delivery, SequenceEnd
+from services.scheduler.messages import Delivery, SequenceEnd
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import (
     Capacity,
@@ -18,6 +18,7 @@ from services.scheduler.plan import (
     WorkerLostError,
 )
 from shared import tracing
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 from tests.services.scheduler.builders import capacity, entry, submission

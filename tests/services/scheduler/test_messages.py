@@ -1,13 +1,22 @@
 """Values between scheduler and clients."""
 
-from protos.glm.v1 import common_pb2, scheduler_pb2
-from services.scheduler.messages import AbortReason, FinishReason
+import dataclasses
+
+import pytest
+
+from protos.glm.v1 import scheduler_pb2
+from services.scheduler import messages
 
 
-def test_reasons_have_the_numbers_of_the_contract() -> None:
-    finish = {v.name: v.number for v in common_pb2.FinishReason.DESCRIPTOR.values}
-    ours = {f"FINISH_REASON_{reason.name}": int(reason) for reason in FinishReason}
-    assert ours | {"FINISH_REASON_UNSPECIFIED": 0} == finish
-    abort = {v.name: v.number for v in scheduler_pb2.AbortReason.DESCRIPTOR.values}
-    ours = {f"ABORT_REASON_{reason.name}": int(reason) for reason in AbortReason}
-    assert ours | {"ABORT_REASON_UNSPECIFIED": 0} == abort
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (messages.Submission, scheduler_pb2.TokenSubmit),
+        (messages.Verdict, scheduler_pb2.Verdict),
+        (messages.TokenColumns, scheduler_pb2.TokenColumns),
+    ],
+)
+def test_values_have_exactly_the_fields_of_their_message(ours: type, theirs: type) -> None:
+    """A field added to the contract alone would be dropped without a word."""
+    names = {field.name for field in dataclasses.fields(ours)}
+    assert names == set(theirs.DESCRIPTOR.fields_by_name)  # type: ignore[attr-defined]  # protobuf

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from services.scheduler.messages import FinishReason, SequenceEnd
+from services.scheduler.messages import SequenceEnd
 from services.scheduler.spans import record_spans
 from shared import tracing
+from shared.endings import FinishReason
 from shared.errors import FailureReason, RequestError
 from tests.services.scheduler.builders import sequence
 
