@@ -133,6 +133,11 @@ class Batch:
         """Step of the latest plan, 0 before the first."""
         return self._next_step - 1
 
+    @property
+    def num_catch_up_tokens(self) -> int:
+        """Tokens that its sequences have to catch up with, beyond one each."""
+        return sum(s.num_tokens - s.num_planned_tokens for s in self._catching_up if s.plan_limit)
+
     def plan(self, now: float) -> StepPlan | None:
         """The next plan; None when the window is full or nothing can be ordered."""
         if len(self._in_flight) >= self.limits.max_plans_in_flight:
@@ -144,8 +149,13 @@ class Batch:
         budget = self._plan_chunks(builder, budget)
         if num_preemptions == self.num_preemptions:
             self._admit(builder, budget, now)
-        if not builder.sequences:
-            return None
+        return self._issue(builder) if builder.sequences else None
+
+    def plan_nothing(self) -> StepPlan:
+        """A plan without rows, for a step that only the others of a world need."""
+        return self._issue(PlanBuilder(self._next_step, [], 1))
+
+    def _issue(self, builder: PlanBuilder) -> StepPlan:
         plan = builder.build(self.holdings.announce(builder.step))
         self._in_flight.append(PlanRecord(plan, builder.sequences))
         self._next_step += 1

@@ -7,7 +7,8 @@ Laws
 - A submit is answered by one verdict per sequence; an admitted sequence ends exactly once, in
   whatever state it is. Its outlet is told after its last token, a closed outlet is told nothing.
 - The confirmed tokens of a sequence are the truth. An epoch (`Batch`) can vanish at any time: its
-  sequences wait again with their tokens, and their KV is computed anew.
+  sequences wait again with their tokens, and their KV is computed anew, by whichever replica has
+  room for them first.
 - A sequence that was running at two losses is not tried again: it may be what kills the worker.
 """
 
@@ -16,12 +17,14 @@ import dataclasses
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.batch import Batch
 from services.scheduler.deadlines import Deadlines
-from services.scheduler.draft_counts import add_positions
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
+from services.scheduler.placement import choose_replica
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
+from services.scheduler.replica import Replica, add_counters, blocks_to_start, check_alike
 from services.scheduler.sequence import (
+    NOWHERE,
     FindCachedBlocks,
     Request,
     Sequence,
@@ -46,29 +49,36 @@ _FINISH_REASONS = {
 
 
 class SchedulerCore:
-    """All live sequences of one worker group.
+    """All live sequences of one model's replicas.
 
     Args:
         config: Own settings.
         find_cached_blocks: The prefix cache.
+        num_replicas: Worker groups; events of each carry its number.
     """
 
     def __init__(
-        self, config: CoreConfig, find_cached_blocks: FindCachedBlocks = find_nothing
+        self,
+        config: CoreConfig,
+        find_cached_blocks: FindCachedBlocks = find_nothing,
+        num_replicas: int = 1,
     ) -> None:
         """No worker, no sequences."""
         self._config = config
         self._find_cached_blocks = find_cached_blocks
         self._limits: Limits | None = None
-        self._batch: Batch | None = None
         self._waiting = WaitingQueue()
+        is_single = num_replicas == 1
+        self._replicas = [
+            Replica(self._waiting if is_single else WaitingQueue()) for _ in range(num_replicas)
+        ]
+        # A single replica has nothing to choose: all that waits is placed.
+        self._unplaced = 0 if is_single else NOWHERE
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self._filled: dict[Outlet, None] = {}
         self._refusal: RequestError | None = None
         self._num_aborts = 0
-        # Counters of the epochs that are over.
-        self._past = LoadSnapshot()
 
     # -- clients -----------------------------------------------------------------------------
 
@@ -87,6 +97,7 @@ class SchedulerCore:
             sampling = dataclasses.replace(submission.sampling, seed=entry.seed)
             sequence = Sequence(request, outlet, entry, sampling, now)
             sequence.cut_to(limits.max_sequence_len)
+            sequence.replica = self._unplaced
             request.live.append(sequence)
             outlet.sequences[entry.stream_id] = sequence
             self._waiting.append(sequence)
@@ -154,10 +165,17 @@ class SchedulerCore:
 
     # -- the worker --------------------------------------------------------------------------
 
-    def worker_opened(self, capacity: Capacity, now: float) -> None:
-        """An epoch stands; what does not fit this worker fails, the rest runs again."""
-        assert self._batch is None, "an epoch is open already"
-        self._limits = limits = Limits.of(self._config, capacity)
+    def worker_opened(self, capacity: Capacity, now: float, replica: int = 0) -> None:
+        """An epoch stands; what does not fit this worker fails, the rest runs again.
+
+        Raises:
+            WorkerContractError: It is not like the replicas whose sequences it may get.
+        """
+        opened = self._replicas[replica]
+        assert opened.batch is None, "an epoch is open already"
+        limits = Limits.of(self._config, capacity)
+        check_alike(limits, self._replicas)
+        self._limits = opened.limits = limits
         for sequence in list(self._waiting):
             sequence.last_step = 0
             try:
@@ -166,21 +184,30 @@ class SchedulerCore:
                 self._end(sequence, now, failure=error)
             else:
                 sequence.cut_to(limits.max_sequence_len)
-        self._batch = Batch(limits, self._waiting, self, self._find_cached_blocks)
+        opened.batch = Batch(limits, opened.waiting, self, self._find_cached_blocks)
 
-    def worker_lost(self, error: RequestError, now: float, *, can_resume: bool) -> None:
+    def worker_lost(
+        self, error: RequestError, now: float, *, can_resume: bool, replica: int = 0
+    ) -> None:
         """The epoch is over. Running sequences wait for the next one, or fail with `error`."""
-        batch, self._batch = self._batch, None
-        if batch is None:
-            return
-        self._past = _add_counters(self._past, batch)
-        for sequence in reversed(list(batch.running)):
+        lost = self._replicas[replica]
+        ran = lost.close()
+        if lost.waiting is not self._waiting:
+            for sequence in reversed(list(lost.waiting)):
+                lost.waiting.remove(sequence)
+                self._wait_again(sequence)
+        for sequence in reversed(ran):
             sequence.leave(SequenceState.WAITING)
             sequence.blocks = []
             sequence.num_losses += 1
-            self._waiting.push_front(sequence)
+            self._wait_again(sequence)
             if not can_resume or sequence.num_losses >= MAX_LOSSES:
                 self._end(sequence, now, failure=error)
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        sequence.replica = self._unplaced
+        sequence.last_step = 0
+        self._waiting.push_front(sequence)
 
     def fail_all(self, error: RequestError, now: float) -> None:
         """End every live sequence."""
@@ -188,14 +215,40 @@ class SchedulerCore:
             for sequence in list(request.live):
                 self._end(sequence, now, failure=error)
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next plan, None when there is none to send now."""
-        return None if self._batch is None else self._batch.plan(now)
+    def plan(self, now: float, replica: int = 0) -> StepPlan | None:
+        """The next plan of a replica, None when there is none to send now."""
+        batch = self._replicas[replica].batch
+        if batch is None:
+            return None
+        if self._unplaced == NOWHERE:
+            self._place()
+        return batch.plan(now)
 
-    def take_result(self, result: StepResult, now: float) -> None:
+    def plan_nothing(self, replica: int) -> StepPlan:
+        """A plan without rows, for a replica whose world makes a step; its window has room."""
+        batch = self._replicas[replica].batch
+        assert batch is not None, "a plan outside an epoch"
+        return batch.plan_nothing()
+
+    def take_result(self, result: StepResult, now: float, replica: int = 0) -> None:
         """A step was run."""
-        assert self._batch is not None, "a result outside an epoch"
-        self._batch.take_result(result, now)
+        batch = self._replicas[replica].batch
+        assert batch is not None, "a result outside an epoch"
+        batch.take_result(result, now)
+
+    def _place(self) -> None:
+        """Give what waits to replicas that have room, first come, first served."""
+        while (sequence := self._waiting.head) is not None:
+            assert self._limits is not None
+            number = choose_replica(
+                [replica.work() for replica in self._replicas],
+                blocks_to_start(sequence, self._limits),
+            )
+            if number is None:
+                return
+            self._waiting.remove(sequence)
+            sequence.replica = number
+            self._replicas[number].waiting.append(sequence)
 
     # -- what the batch tells (results.BatchOwner) ---------------------------------------------
 
@@ -224,40 +277,71 @@ class SchedulerCore:
     @property
     def num_live(self) -> int:
         """Sequences that have not ended."""
-        return len(self._waiting) + (len(self._batch.running) if self._batch else 0)
+        return self._num_waiting + sum(len(r.batch.running) for r in self._replicas if r.batch)
 
     @property
     def num_in_flight(self) -> int:
         """Plans without a result."""
-        return self._batch.num_in_flight if self._batch else 0
+        return sum(r.batch.num_in_flight for r in self._replicas if r.batch)
 
     @property
     def last_planned_step(self) -> int:
-        """Step of the latest plan of the epoch."""
-        return self._batch.last_planned_step if self._batch else 0
+        """Step of the latest plan of the epochs that stand."""
+        return max((r.batch.last_planned_step for r in self._replicas if r.batch), default=0)
+
+    def num_in_flight_at(self, replica: int) -> int:
+        """Plans of a replica without a result."""
+        batch = self._replicas[replica].batch
+        return batch.num_in_flight if batch else 0
+
+    def last_step_at(self, replica: int) -> int:
+        """Step of the latest plan of a replica's epoch."""
+        batch = self._replicas[replica].batch
+        return batch.last_planned_step if batch else 0
+
+    def num_live_at(self, replica: int) -> int:
+        """Sequences that run at a replica, or could."""
+        found = self._replicas[replica]
+        return len(found.waiting) + (len(found.batch.running) if found.batch else 0)
 
     def load(self) -> LoadSnapshot:
         """A snapshot for routers, metrics and operators."""
-        batch, limits = self._batch, self._limits
-        totals = _add_counters(self._past, batch) if batch else self._past
+        totals = self._replicas[0].counters()
+        for replica in self._replicas[1:]:
+            totals = add_counters(totals, replica.counters())
         return dataclasses.replace(
             totals,
-            num_running=len(batch.running) if batch else 0,
-            num_waiting=len(self._waiting),
-            num_waiting_tokens=self._waiting.num_tokens,
-            num_free_blocks=batch.holdings.num_free_blocks if batch else 0,
-            num_total_blocks=batch.holdings.num_total_blocks if batch else 0,
+            num_waiting=self._num_waiting,
+            num_waiting_tokens=self._num_waiting_tokens,
             num_aborts_total=self._num_aborts,
-            is_worker_ready=batch is not None,
-            max_model_len=limits.max_sequence_len if limits else 0,
+            max_model_len=self._limits.max_sequence_len if self._limits else 0,
         )
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + sum(map(len, self._placed_queues()))
+
+    @property
+    def _num_waiting_tokens(self) -> int:
+        return self._waiting.num_tokens + sum(q.num_tokens for q in self._placed_queues())
+
+    def _placed_queues(self) -> list[WaitingQueue]:
+        """Queues of replicas beside the common one."""
+        return [r.waiting for r in self._replicas if r.waiting is not self._waiting]
 
     def check(self) -> None:
         """Assert every law that can be seen from outside; for tests."""
-        running = list(self._batch.running) if self._batch else []
-        if self._batch:
-            self._batch.check()
+        running: list[Sequence] = []
         waiting = list(self._waiting)
+        assert all(sequence.replica == self._unplaced for sequence in waiting)
+        for number, replica in enumerate(self._replicas):
+            own = list(replica.waiting)
+            if replica.batch:
+                replica.batch.check()
+                own += replica.batch.running
+                running += replica.batch.running
+            assert all(sequence.replica == number for sequence in own), "a sequence is elsewhere"
+        waiting += [sequence for queue in self._placed_queues() for sequence in queue]
         assert not set(running) & set(waiting), "a sequence runs and waits"
         live = [s for request in self._requests.values() for s in request.live]
         assert sorted(map(id, live)) == sorted(map(id, running + waiting)), "a sequence is lost"
@@ -289,10 +373,10 @@ class SchedulerCore:
                 f"request {submission.request_id} is live",
                 field="request_id",
             )
-        head, num_waiting = self._waiting.head, len(self._waiting)
+        head, num_waiting = self._waiting.head, self._num_waiting
         if head is not None:
             config = self._config
-            num_tokens = self._waiting.num_tokens + sum(
+            num_tokens = self._num_waiting_tokens + sum(
                 len(s.prompt_token_ids) + len(s.output_token_ids) for s in submission.sequences
             )
             if num_waiting >= config.max_queued_requests or num_tokens > config.max_queued_tokens:
@@ -318,10 +402,13 @@ class SchedulerCore:
         """The one place where a sequence ends."""
         assert sequence.state is not SequenceState.ENDED, "a sequence ends twice"
         if sequence.state is SequenceState.RUNNING:
-            assert self._batch is not None
-            self._batch.remove(sequence, SequenceState.ENDED)
+            batch = self._replicas[sequence.replica].batch
+            assert batch is not None
+            batch.remove(sequence, SequenceState.ENDED)
         else:
-            self._waiting.remove(sequence)
+            is_placed = sequence.replica != self._unplaced
+            queue = self._replicas[sequence.replica].waiting if is_placed else self._waiting
+            queue.remove(sequence)
             sequence.leave(SequenceState.ENDED)
         request, outlet = sequence.request, sequence.outlet
         request.live.remove(sequence)
@@ -343,18 +430,3 @@ class SchedulerCore:
                 timeline=sequence.timeline(now),
             )
         )
-
-
-def _add_counters(past: LoadSnapshot, batch: Batch) -> LoadSnapshot:
-    """The counters of past epochs plus those of a batch."""
-    return LoadSnapshot(
-        num_steps_total=past.num_steps_total + batch.last_planned_step - batch.num_in_flight,
-        num_prompt_tokens_total=past.num_prompt_tokens_total + batch.num_prompt_tokens,
-        num_output_tokens_total=past.num_output_tokens_total + batch.num_output_tokens,
-        num_preemptions_total=past.num_preemptions_total + batch.num_preemptions,
-        num_drafts_total=past.num_drafts_total + batch.drafts.num_drafts,
-        num_drafted_tokens_total=(past.num_drafted_tokens_total + batch.drafts.num_drafted_tokens),
-        num_accepted_tokens_per_position=add_positions(
-            past.num_accepted_tokens_per_position, batch.drafts.per_position
-        ),
-    )

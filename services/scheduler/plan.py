@@ -48,6 +48,10 @@ class Capacity:
     is_replay: bool = False
     version: str = ""
     num_speculative_tokens: int = 0
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+    moe_methods: tuple[tuple[int, int], ...] = ()
+    """Methods of ticks by their tokens, ascending; the numbers are glm.v1.MoeMethod's."""
 
     def __post_init__(self) -> None:
         """A worker that can hold nothing cannot be served."""
@@ -85,6 +89,16 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """How a step meets those of the other replicas of its world; fields of glm.v1.Tick."""
+
+    num_tokens: int
+    moe_method: int
+    num_draft_passes: int = 0
+    num_draft_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """The order for one step.
 
@@ -102,6 +116,7 @@ class StepPlan:
     new_blocks: "array[int]"
     new_sequences: list[NewSequence]
     freed_rows: list[int]
+    tick: Tick | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,14 @@ import dataclasses
 import enum
 from array import array
 from collections.abc import Callable
+from typing import Final
 
 from services.scheduler.messages import SequenceSubmit, Submission, Timeline
 from services.scheduler.outlet import Outlet
 from shared.sampling import SamplingSpec, SequenceStats
+
+# The replica of a sequence that waits for any of them.
+NOWHERE: Final = -1
 
 
 class SequenceState(enum.IntEnum):
@@ -70,6 +74,7 @@ class Sequence:
         "planned_at",
         "prompt_token_ids",
         "replay",
+        "replica",
         "request",
         "row",
         "sampling",
@@ -110,6 +115,8 @@ class Sequence:
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
         self.admission = 0
+        # The replica on which it runs, or waits for its turn.
+        self.replica = NOWHERE
         self.row = -1
         self.blocks: list[int] = []
         # Blocks that the worker has been told of.

@@ -18,11 +18,13 @@ class SchedulerService:
     def __init__(self, settings: SchedulerSettings) -> None:
         """Build the parts; nothing runs yet."""
         self._settings = settings
-        link = WorkerClient(
-            settings.worker_address, scheduler_id=f"{socket.gethostname()}:{os.getpid()}"
-        )
-        core = SchedulerCore(settings.core_config)
-        self._engine = Engine(core, link, settings.engine_config, self._show)
+        links = [
+            WorkerClient(address, scheduler_id=f"{socket.gethostname()}:{os.getpid()}")
+            for address in settings.worker_address
+        ]
+        core = SchedulerCore(settings.core_config, num_replicas=len(links))
+        worlds = [links] if settings.enable_expert_parallel else [[link] for link in links]
+        self._engine = Engine(core, worlds, settings.engine_config, self._show)
         self._sides = ServiceSides(
             settings,
             service_name=SERVICE_NAME,

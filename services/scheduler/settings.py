@@ -1,13 +1,18 @@
 """Settings of a scheduler process; flag names are vLLM's where vLLM has the flag."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
-from services.scheduler.engine import EngineConfig
+from services.scheduler.epochs import EngineConfig
 from services.scheduler.limits import CoreConfig
 from services.scheduler.outbox import OutboxLimits
 from shared.config import Address, ServiceSettings
+
+
+def _as_list(value: object) -> object:
+    """A single address stands for a list of one, in files and in code."""
+    return [value] if isinstance(value, str) else value
 
 
 class SchedulerSettings(ServiceSettings):
@@ -15,7 +20,13 @@ class SchedulerSettings(ServiceSettings):
 
     service: ClassVar[str] = "scheduler"
 
-    worker_address: Address = Field(description="gRPC address of the worker group's leader.")
+    worker_address: Annotated[list[Address], BeforeValidator(_as_list)] = Field(
+        min_length=1,
+        description="gRPC address of a worker group's leader; once for each replica, in order.",
+    )
+    enable_expert_parallel: bool = Field(
+        default=False, description="The replicas share experts: they step together, or none does."
+    )
     max_num_seqs: int | None = Field(default=None, ge=1, description="Most sequences in a step.")
     max_num_batched_tokens: int | None = Field(
         default=None, ge=1, description="Most tokens in a step; a longer prompt takes several."
@@ -53,6 +64,14 @@ class SchedulerSettings(ServiceSettings):
     drain_timeout_s: float = Field(
         default=10.0, ge=0, description="For running requests to end after SIGTERM."
     )
+
+    @field_validator("worker_address")
+    @classmethod
+    def _check_workers(cls, addresses: list[str]) -> list[str]:
+        twice = next((address for address in addresses if addresses.count(address) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is there twice, each replica has its own")
+        return addresses
 
     @property
     def core_config(self) -> CoreConfig:

@@ -6,6 +6,7 @@ comes back is reached at once instead of after a back-off that grew while it was
 
 import asyncio
 from contextlib import suppress
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from services.scheduler.plan import (
     NewSequence,
     StepPlan,
     StepResult,
+    Tick,
     WorkerContractError,
     WorkerLostError,
 )
@@ -149,6 +151,16 @@ def plan_to_proto(plan: StepPlan) -> worker_pb2.StepPlan:
         new_blocks=plan.new_blocks.tobytes(),
         new_sequences=[_new_to_proto(new) for new in plan.new_sequences],
         freed_rows=plan.freed_rows,
+        tick=None if plan.tick is None else _tick_to_proto(plan.tick),
+    )
+
+
+def _tick_to_proto(tick: Tick) -> worker_pb2.Tick:
+    return worker_pb2.Tick(
+        num_tokens=tick.num_tokens,
+        moe_method=cast("worker_pb2.MoeMethod", tick.moe_method),  # any int, at run time
+        num_draft_passes=tick.num_draft_passes,
+        num_draft_rows=tick.num_draft_rows,
     )
 
 
@@ -188,6 +200,9 @@ def capacity_from_proto(message: worker_pb2.WorkerCapacity) -> Capacity:
         is_replay=message.is_replay,
         version=message.version,
         num_speculative_tokens=message.num_speculative_tokens,
+        data_parallel_size=max(1, message.data_parallel_size),
+        data_parallel_rank=message.data_parallel_rank,
+        moe_methods=tuple((entry.max_num_tokens, entry.method) for entry in message.moe_methods),
     )
 
 

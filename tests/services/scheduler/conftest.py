@@ -176,7 +176,7 @@ class Running:
             address=self.address,
             health_address=self.health_address,
             admin_address=self.admin_address,
-            worker_address=self.worker_address,
+            worker_address=[self.worker_address],
             **changes,
         )
         self.service = SchedulerService(settings)

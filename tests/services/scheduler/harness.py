@@ -44,34 +44,65 @@ class InFlight:
     blocks: dict[int, set[int]]
 
 
+class Side:
+    """One replica: its worker, and the plans and results on their way."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.worker = SimulatedWorker(capacity)
+        self.results: deque[StepResult] = deque()
+        self.in_flight: deque[InFlight] = deque()
+        self.is_open = False
+
+    def forget(self) -> None:
+        self.in_flight.clear()
+        self.results.clear()
+
+
 class Harness:
     """One core with everything around it; seeds and stream_ids are the same numbers."""
 
-    def __init__(self, capacity: Capacity, run_length: int = 1, **config: int) -> None:
+    def __init__(
+        self, capacity: Capacity, run_length: int = 1, *, num_replicas: int = 1, **config: int
+    ) -> None:
         self.now = 0.0
         self.capacity = capacity
         self.run_length = run_length
         self.window = config.get("max_plans_in_flight", 1)
-        self.core = SchedulerCore(CoreConfig(**config))
+        self.core = SchedulerCore(CoreConfig(**config), num_replicas=num_replicas)
+        self.sides = [Side(capacity) for _ in range(num_replicas)]
         self.ends_at: dict[int, tuple[int, int]] = {}
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
-        self.results: deque[StepResult] = deque()
-        self.in_flight: deque[InFlight] = deque()
         self.num_submitted = 0
-        self.open_epoch()
+        for replica in range(num_replicas):
+            self.open_epoch(replica)
 
-    def open_epoch(self) -> None:
-        self.forget_plans()
-        self.core.worker_opened(self.capacity, self.now)
-        self.worker = SimulatedWorker(self.capacity)
-        self.worker.run_length = self.run_length
-        self.worker.end_at = self.ends_at
+    @property
+    def worker(self) -> SimulatedWorker:
+        return self.sides[0].worker
+
+    @property
+    def results(self) -> deque[StepResult]:
+        return self.sides[0].results
+
+    @property
+    def in_flight(self) -> deque[InFlight]:
+        return self.sides[0].in_flight
+
+    def open_epoch(self, replica: int = 0) -> None:
+        side = self.sides[replica]
+        side.forget()
+        self.core.worker_opened(self.capacity, self.now, replica)
+        side.worker = SimulatedWorker(self.capacity)
+        side.worker.run_length = self.run_length
+        side.worker.end_at = self.ends_at
+        side.is_open = True
         self.check()
 
-    def lose_worker(self, *, can_resume: bool = True) -> None:
-        self.core.worker_lost(LOST, self.now, can_resume=can_resume)
-        self.forget_plans()
+    def lose_worker(self, *, can_resume: bool = True, replica: int = 0) -> None:
+        self.core.worker_lost(LOST, self.now, can_resume=can_resume, replica=replica)
+        self.sides[replica].forget()
+        self.sides[replica].is_open = False
         self.check()
 
     @property
@@ -147,37 +178,42 @@ class Harness:
         assert outlet.take() is None
         self.check()
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, replica: int = 0) -> StepPlan | None:
         """The next plan, run by the worker at once; its result waits."""
-        is_work_waiting = self.core.num_in_flight == 0 and self.live() and self.is_open
-        plan = self.core.plan(self.now)
-        assert plan or not is_work_waiting, "work waits and nothing is planned"
+        num_live = self.core.num_live_at(replica)
+        if len(self.sides) == 1:
+            num_live = len(self.live())
+        is_idle = self.core.num_in_flight_at(replica) == 0 and self.sides[replica].is_open
+        plan = self.core.plan(self.now, replica)
+        assert plan or not (is_idle and num_live), "work waits and nothing is planned"
         if plan is not None:
-            self._run(plan)
+            self._run(plan, replica)
         self.check()
         return plan
 
-    def take_result(self) -> StepResult:
+    def take_result(self, replica: int = 0) -> StepResult:
         """The oldest result reaches the core."""
         self.now += 0.001
-        self.in_flight.popleft()
-        result = self.results.popleft()
-        self.core.take_result(result, self.now)
+        side = self.sides[replica]
+        side.in_flight.popleft()
+        result = side.results.popleft()
+        self.core.take_result(result, self.now, replica)
         self.check()
         return result
 
     def step(self) -> None:
-        """What an engine does: fill the window, take one result."""
-        while self.plan() is not None:
-            pass
-        if self.results:
-            self.take_result()
+        """What an engine does: fill the windows, take one result of each replica."""
+        for replica, side in enumerate(self.sides):
+            while self.plan(replica) is not None:
+                pass
+            if side.results:
+                self.take_result(replica)
 
     def run_to_end(self, limit: int = 5000) -> None:
         """Step until nothing is live; everything must be free again."""
         for _ in range(limit):
             self.step()
-            if not self.live() and not self.results:
+            if not self.live() and not any(side.results for side in self.sides):
                 break
         assert not self.live(), "a sequence never ended"
         load = self.core.load()
@@ -186,10 +222,6 @@ class Harness:
 
     def live(self) -> list[Stream]:
         return [s for s in self.streams.values() if not s.end and not s.is_forgotten]
-
-    def forget_plans(self) -> None:
-        self.in_flight.clear()
-        self.results.clear()
 
     def check(self) -> None:
         self.core.check()
@@ -229,21 +261,22 @@ class Harness:
                 num_logprobs += len(run)
         assert num_logprobs == len(columns.logprobs)
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, replica: int = 0) -> None:
         """Run a plan; it may use nothing that a plan before it still uses."""
+        side = self.sides[replica]
         new_rows = {new.row for new in plan.new_sequences}
         for row, blocks in zip(plan.rows, cut(plan.new_blocks, plan.num_new_blocks), strict=True):
-            for earlier in self.in_flight:
+            for earlier in side.in_flight:
                 assert row not in new_rows or row not in earlier.rows, "row reused too early"
                 for other, used in earlier.blocks.items():
                     assert other == row or not used & set(blocks), "block reused too early"
-        self.worker.last_read_step = plan.step - len(self.results) - 1
-        result = self.worker.run(plan)
-        used_blocks = {row: set(self.worker.rows[row].blocks) for row in plan.rows}
-        self.in_flight.append(InFlight({*plan.rows, *plan.freed_rows}, used_blocks))
-        self.results.append(result)
+        side.worker.last_read_step = plan.step - len(side.results) - 1
+        result = side.worker.run(plan)
+        used_blocks = {row: set(side.worker.rows[row].blocks) for row in plan.rows}
+        side.in_flight.append(InFlight({*plan.rows, *plan.freed_rows}, used_blocks))
+        side.results.append(result)
         self.plans.append(plan)
-        assert len(self.results) <= self.window
+        assert len(side.results) <= self.window
 
 
 def expected(seed: int, num_prompt: int, count: int) -> list[int]:

@@ -66,10 +66,11 @@ class SimulatedWorker:
         return result
 
     def _check_plan(self, plan: StepPlan) -> None:
-        assert len(set(plan.rows)) == len(plan.rows) > 0
+        assert len(set(plan.rows)) == len(plan.rows)
+        assert plan.rows or plan.tick is not None, "nobody else waits for a plan without rows"
         assert len(plan.rows) <= self.capacity.max_num_seqs
         assert sum(plan.num_scheduled_tokens) <= self.capacity.max_num_batched_tokens
-        assert min(plan.num_scheduled_tokens) >= 1
+        assert min(plan.num_scheduled_tokens, default=1) >= 1
         assert not set(plan.rows) & set(plan.freed_rows)
         start = 0
         for row, count in zip(plan.rows, plan.num_new_blocks, strict=True):

@@ -201,7 +201,7 @@ def test_a_preempted_sequence_waits_for_the_plan_that_still_names_it() -> None:
     harness = Harness(capacity(num_blocks=64), max_plans_in_flight=2)
     harness.submit(Outlet(), [5], max_tokens=20)
     harness.plan()
-    batch = harness.core._batch  # no event preempts a sequence that has room
+    batch = harness.core._replicas[0].batch  # no event preempts a sequence that has room
     assert batch is not None
     running = next(iter(batch.running))
     batch._preempt(running)

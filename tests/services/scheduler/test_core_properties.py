@@ -28,6 +28,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_model_len=st.sampled_from([2, 3, 9, 20, 40, 40]),
         run_length=st.sampled_from([1, 1, 1, 3]),
         num_drafts=st.sampled_from([3, 0, 1, 5]),
+        num_replicas=st.sampled_from([1, 2, 2]),
     )
     def open(
         self,
@@ -39,6 +40,7 @@ class CoreMachine(RuleBasedStateMachine):
         max_model_len: int,
         run_length: int,
         num_drafts: int,
+        num_replicas: int,
     ) -> None:
         capacity = Capacity(
             num_blocks=num_blocks,
@@ -54,6 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness = Harness(
             capacity,
             run_length,
+            num_replicas=num_replicas,
             max_plans_in_flight=window,
             max_queued_requests=12,
             max_queued_tokens=300,
@@ -119,33 +122,41 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness.core.tick(self.harness.now)
         self.harness.check()
 
-    @rule()
-    def plan(self) -> None:
-        self.harness.plan()
+    @rule(data=st.data())
+    def plan(self, data: st.DataObject) -> None:
+        self.harness.plan(self._any(data))
 
-    @rule()
-    @precondition(lambda self: self.harness.results)
-    def take_result(self) -> None:
-        self.harness.take_result()
+    @rule(data=st.data())
+    def take_result(self, data: st.DataObject) -> None:
+        replica = self._any(data)
+        if self.harness.sides[replica].results:
+            self.harness.take_result(replica)
 
     @rule(count=st.integers(1, 12))
     def run_steps(self, count: int) -> None:
         for _ in range(count):
             self.harness.step()
 
-    @rule(can_resume=st.booleans(), is_back=st.booleans())
-    def lose_worker(self, can_resume: bool, is_back: bool) -> None:
-        if self.harness.is_open:
-            self.harness.lose_worker(can_resume=can_resume)
+    @rule(data=st.data(), can_resume=st.booleans(), is_back=st.booleans())
+    def lose_worker(self, data: st.DataObject, can_resume: bool, is_back: bool) -> None:
+        replica = self._any(data)
+        if self.harness.sides[replica].is_open:
+            self.harness.lose_worker(can_resume=can_resume, replica=replica)
         if is_back:
-            self.harness.open_epoch()
+            self.harness.open_epoch(replica)
+
+    def _any(self, data: st.DataObject) -> int:
+        """Number of a replica."""
+        most = len(self.harness.sides) - 1
+        return data.draw(st.integers(0, most)) if most else 0
 
     def teardown(self) -> None:
         """Whatever happened, everything ends and nothing is left behind."""
         if not hasattr(self, "harness"):
             return
-        if not self.harness.is_open:
-            self.harness.open_epoch()
+        for replica, side in enumerate(self.harness.sides):
+            if not side.is_open:
+                self.harness.open_epoch(replica)
         self.harness.run_to_end()
 
 

@@ -1,164 +1,17 @@
 """The loop: plans out, results back, epochs opened again; with a link in memory."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from services.scheduler.core import SchedulerCore
-from services.scheduler.engine import Engine, EngineConfig
-from services.scheduler.limits import CoreConfig
-from services.scheduler.messages import Delivery, SequenceEnd
-from services.scheduler.outlet import Outlet
-from services.scheduler.plan import (
-    Capacity,
-    StepPlan,
-    StepResult,
-    WorkerContractError,
-    WorkerLostError,
-)
+from services.scheduler.plan import StepResult, WorkerContractError
 from shared import tracing
 from shared.endings import AbortReason
-from shared.errors import FailureReason, RequestError
+from shared.errors import FailureReason
 from shared.sampling import LoadSnapshot
-from tests.services.scheduler.builders import capacity, entry, submission
+from tests.services.scheduler.builders import submission
+from tests.services.scheduler.engine_bench import Bench, Session
 from tests.services.scheduler.harness import expected
-from tests.services.scheduler.simulated_worker import SimulatedWorker
-
-
-class Link:
-    """A worker in memory. `is_up` and `gate` are what a test does to it."""
-
-    def __init__(self) -> None:
-        self.is_up = True
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.num_opened = 0
-        self.sessions: list[Session] = []
-        self.twist: Callable[[StepResult], None] = lambda _: None
-
-    async def open(self, max_plans_in_flight: int) -> "Session":
-        if not self.is_up:
-            raise WorkerLostError("nobody there")
-        self.num_opened += 1
-        self.sessions.append(Session(self, capacity()))
-        return self.sessions[-1]
-
-    def kill(self) -> None:
-        self.is_up = False
-        self.sessions[-1].broken.set()
-
-
-class Session:
-    def __init__(self, link: Link, limits: Capacity) -> None:
-        self.link = link
-        self.capacity = limits
-        self.worker = SimulatedWorker(limits)
-        self.plans: asyncio.Queue[StepPlan] = asyncio.Queue()
-        self.broken = asyncio.Event()
-        self.is_closed = False
-        self.max_in_flight = 0
-
-    async def send(self, plan: StepPlan) -> None:
-        self.plans.put_nowait(plan)
-        self.max_in_flight = max(self.max_in_flight, self.plans.qsize())
-
-    async def receive(self) -> StepResult:
-        broken = asyncio.create_task(self.broken.wait())
-        working = asyncio.create_task(self._work())
-        done, waiting = await asyncio.wait({broken, working}, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-        if broken in done:
-            raise WorkerLostError("the stream broke")
-        return working.result()
-
-    async def _work(self) -> StepResult:
-        plan = await self.plans.get()
-        await self.link.gate.wait()
-        result = self.worker.run(plan)
-        self.link.twist(result)
-        return result
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-
-class Client:
-    """One outlet and what it got."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, SequenceEnd] = {}
-        self.changed = asyncio.Event()
-        self.outlet: Outlet = engine.open_outlet(self._take)
-
-    def submit(self, stream_id: int, **changes: object) -> RequestError | None:
-        self.tokens[stream_id] = []
-        (verdict,) = self.engine.submit(
-            submission(entry(stream_id=stream_id), request_id=f"r{stream_id}", **changes),
-            self.outlet,
-        )
-        return verdict.refusal
-
-    def _take(self, delivery: Delivery) -> None:
-        if delivery.tokens:
-            start = 0
-            for stream_id, count in zip(
-                delivery.tokens.stream_ids, delivery.tokens.num_tokens, strict=True
-            ):
-                self.tokens[stream_id] += delivery.tokens.token_ids[start : start + count]
-                start += count
-        for end in delivery.ends:
-            self.ends[end.stream_id] = end
-        self.changed.set()
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
-            while not condition():
-                self.changed.clear()
-                await self.changed.wait()
-
-
-class Bench:
-    """An engine that runs as long as the `with` block."""
-
-    def __init__(
-        self, *, window: int = 1, step_timeout_s: float = 5.0, grace_s: float = 0.3
-    ) -> None:
-        self.link = Link()
-        self.reasons: list[str] = []
-        self.told = asyncio.Event()
-        self.core = SchedulerCore(CoreConfig(max_plans_in_flight=window))
-        config = EngineConfig(
-            max_plans_in_flight=window, step_timeout_s=step_timeout_s, worker_grace_s=grace_s
-        )
-        self.engine = Engine(self.core, self.link, config, self._show)
-
-    async def __aenter__(self) -> "Bench":
-        self.task = asyncio.create_task(self.engine.run())
-        if self.link.is_up:
-            await self.until_reason(lambda reason: not reason)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        self.core.check()
-
-    async def until_reason(self, condition: Callable[[str], object]) -> None:
-        async with asyncio.timeout(5):
-            while not self.reasons or not condition(self.reasons[-1]):
-                self.told.clear()
-                await self.told.wait()
-
-    def _show(self, reason: str) -> None:
-        self.reasons.append(reason)
-        self.told.set()
-
-    def client(self) -> Client:
-        return Client(self.engine)
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -362,7 +215,7 @@ async def test_a_new_watcher_takes_no_change_from_another() -> None:
 async def test_work_that_is_never_planned_ends_the_epoch() -> None:
     """No known way leads there; if one does, health says so instead of staying green."""
     async with Bench(step_timeout_s=0.1, grace_s=5.0) as bench:
-        bench.core.plan = lambda now: None  # type: ignore[method-assign]
+        bench.core.plan = lambda now, replica: None  # type: ignore[method-assign]
         bench.client().submit(0)
         await bench.until_reason(lambda reason: "no step was planned" in reason)
 
@@ -388,7 +241,7 @@ async def test_a_sink_that_breaks_stops_the_engine_and_is_not_swallowed() -> Non
 async def test_our_own_broken_invariant_stops_the_engine() -> None:
     bench = Bench()
     async with bench:
-        bench.core.plan = lambda now: 1 / 0  # type: ignore[assignment,return-value,misc]
+        bench.core.plan = lambda now, replica: 1 / 0  # type: ignore[assignment,return-value,misc]
         bench.client().submit(0)
         await asyncio.wait({bench.task}, timeout=2)
         assert isinstance(bench.task.exception(), BaseExceptionGroup)

@@ -63,3 +63,12 @@ def test_a_wrong_value_is_named(flags: str) -> None:
 def test_the_worker_must_be_named() -> None:
     with pytest.raises(ConfigError, match="--worker-address is required"):
         parse(SchedulerSettings, NEEDED[:2])
+
+
+def test_each_replica_has_a_worker_of_its_own() -> None:
+    second = ["--worker-address", "unix:/run/w2"]
+    assert parse(SchedulerSettings, NEEDED).worker_address == ["unix:/run/w"]
+    found = parse(SchedulerSettings, [*NEEDED, *second])
+    assert found.worker_address == ["unix:/run/w", "unix:/run/w2"]
+    with pytest.raises(ConfigError, match="unix:/run/w2 is there twice"):
+        parse(SchedulerSettings, [*NEEDED, *second, *second])

@@ -1,0 +1,72 @@
+"""One step of a world: the replicas that share experts take it together, or none does.
+
+Law: either every replica of a world gets a plan for a step, or no one does; the plans of a step
+carry the same tick. A replica without rows steps all the same: the others meet it in every layer.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractError
+
+
+def plan_step(
+    core: SchedulerCore, first: int, capacities: Sequence[Capacity], now: float
+) -> list[StepPlan] | None:
+    """The plans of the next step of a world, None when there is none to make now.
+
+    Args:
+        core: Of all worlds.
+        first: Number of the world's first replica.
+        capacities: Of its replicas.
+        now: Seconds.
+    """
+    if len(capacities) == 1:
+        plan = core.plan(now, first)
+        return None if plan is None else [plan]
+    found = [core.plan(now, first + place) for place in range(len(capacities))]
+    if not any(found):
+        return None
+    plans = [plan or core.plan_nothing(first + place) for place, plan in enumerate(found)]
+    tick = make_tick(plans, capacities[0])
+    return [dataclasses.replace(plan, tick=tick) for plan in plans]
+
+
+def make_tick(plans: Sequence[StepPlan], capacity: Capacity) -> Tick:
+    """What the plans of one step agree on."""
+    # A replica without rows computes one token.
+    num_tokens = max(1, *(sum(plan.num_scheduled_tokens) for plan in plans))
+    num_drafts = capacity.num_speculative_tokens
+    return Tick(
+        num_tokens=num_tokens,
+        moe_method=_method(num_tokens, capacity),
+        num_draft_passes=num_drafts,
+        num_draft_rows=max(1, *(len(plan.rows) for plan in plans)) if num_drafts else 0,
+    )
+
+
+def check_world(capacities: Sequence[Capacity]) -> None:
+    """Refuse replicas that do not form one world, in this order.
+
+    Raises:
+        WorkerContractError: It names the replica and what it says.
+    """
+    size = len(capacities)
+    for place, capacity in enumerate(capacities):
+        if (capacity.data_parallel_size, capacity.data_parallel_rank) != (size, place):
+            raise WorkerContractError(
+                f"worker {place} says that it is replica {capacity.data_parallel_rank} of "
+                f"{capacity.data_parallel_size}, {place} of {size} expected"
+            )
+        if capacity.moe_methods != capacities[0].moe_methods:
+            raise WorkerContractError(f"worker {place} has other moe_methods than worker 0")
+        if size > 1 and not capacity.moe_methods:
+            raise WorkerContractError(f"worker {place} has no moe_methods")
+
+
+def _method(num_tokens: int, capacity: Capacity) -> int:
+    for most, method in capacity.moe_methods:
+        if num_tokens <= most:
+            return method
+    return capacity.moe_methods[-1][1]

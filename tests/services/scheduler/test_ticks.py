@@ -1,0 +1,125 @@
+import dataclasses
+
+import pytest
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.limits import CoreConfig
+from services.scheduler.outlet import Outlet
+from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractError
+from services.scheduler.ticks import check_world, make_tick, plan_step
+from tests.services.scheduler.builders import capacity, entry, submission
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+LADDER = ((8, 3), (32, 1))
+
+
+def world(**changes: int) -> list[Capacity]:
+    return [
+        dataclasses.replace(
+            capacity(**changes), data_parallel_size=2, data_parallel_rank=rank, moe_methods=LADDER
+        )
+        for rank in range(2)
+    ]
+
+
+def start(capacities: list[Capacity], **config: int) -> SchedulerCore:
+    core = SchedulerCore(CoreConfig(**config), num_replicas=len(capacities))
+    for replica, one in enumerate(capacities):
+        core.worker_opened(one, 0.0, replica)
+    return core
+
+
+def run(core: SchedulerCore, capacities: list[Capacity]) -> list[list[StepPlan]]:
+    """Step until nothing is planned."""
+    workers = [SimulatedWorker(one) for one in capacities]
+    steps = []
+    while (plans := plan_step(core, 0, capacities, 0.0)) is not None:
+        steps.append(plans)
+        for replica, (worker, plan) in enumerate(zip(workers, plans, strict=True)):
+            core.take_result(worker.run(plan), 0.0, replica)
+        core.check()
+    return steps
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1, 3])
+def test_every_replica_gets_a_plan_each_tick_and_all_ticks_are_alike(num_drafts: int) -> None:
+    capacities = world(num_speculative_tokens=num_drafts)
+    core = start(capacities)
+    core.submit(submission(entry(stream_id=1), request_id="one"), Outlet(), 0.0)
+    steps = run(core, capacities)
+    assert core.num_live == 0
+    assert len(steps) >= 2
+    for plans in steps:
+        assert len({plan.step for plan in plans}) == 1
+        assert plans[0].tick == plans[1].tick is not None
+        assert not plans[1].rows  # one request runs on one replica: a dummy step for the other
+
+
+def test_a_world_without_work_makes_no_tick() -> None:
+    capacities = world()
+    assert plan_step(start(capacities), 0, capacities, 0.0) is None
+
+
+def test_a_window_of_two_holds_two_ticks() -> None:
+    capacities = world()
+    core = start(capacities, max_plans_in_flight=2)
+    core.submit(submission(entry(40)), Outlet(), 0.0)
+    assert plan_step(core, 0, capacities, 0.0)
+    assert plan_step(core, 0, capacities, 0.0)
+    assert plan_step(core, 0, capacities, 0.0) is None
+    assert [core.num_in_flight_at(replica) for replica in (0, 1)] == [2, 2]
+
+
+def test_a_group_that_is_alone_has_no_tick() -> None:
+    core = start([capacity()])
+    core.submit(submission(), Outlet(), 0.0)
+    plans = plan_step(core, 0, [capacity()], 0.0)
+    assert plans
+    assert plans[0].tick is None
+
+
+def plan(*scheduled: int) -> StepPlan:
+    core = start([capacity()])
+    core.submit(submission(), Outlet(), 0.0)
+    found = core.plan(0.0)
+    assert found
+    return dataclasses.replace(
+        found, rows=list(range(len(scheduled))), num_scheduled_tokens=list(scheduled)
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "num_drafts", "expected"),
+    [
+        (((), ()), 0, Tick(num_tokens=1, moe_method=3)),
+        (((4, 4), (1,)), 0, Tick(num_tokens=8, moe_method=3)),
+        (((), (9,)), 0, Tick(num_tokens=9, moe_method=1)),
+        (((99,), ()), 0, Tick(num_tokens=99, moe_method=1)),
+        (
+            ((2, 2, 2), (2,)),
+            1,
+            Tick(num_tokens=6, moe_method=3, num_draft_passes=1, num_draft_rows=3),
+        ),
+        (((), ()), 3, Tick(num_tokens=1, moe_method=3, num_draft_passes=3, num_draft_rows=1)),
+    ],
+)
+def test_a_tick_has_room_for_the_largest_replica(
+    scheduled: tuple[tuple[int, ...], ...], num_drafts: int, expected: Tick
+) -> None:
+    (own, _) = world(num_speculative_tokens=num_drafts)
+    assert make_tick([plan(*counts) for counts in scheduled], own) == expected
+
+
+def test_workers_that_are_no_world_are_refused_by_place() -> None:
+    good = world()
+    check_world(good)
+    check_world([capacity()])
+    with pytest.raises(WorkerContractError, match="worker 0 says that it is replica 1 of 2"):
+        check_world(good[::-1])
+    with pytest.raises(WorkerContractError, match="replica 0 of 1, 0 of 2 expected"):
+        check_world([capacity(), capacity()])
+    with pytest.raises(WorkerContractError, match="replica 0 of 2, 0 of 1 expected"):
+        check_world(good[:1])
+    other = dataclasses.replace(good[1], moe_methods=((32, 1),))
+    with pytest.raises(WorkerContractError, match="worker 1 has other moe_methods"):
+        check_world([good[0], other])
