@@ -68,14 +68,15 @@ def test_a_scheme_quantizes_and_scores_both(
     assert (shown["before"], shown["after"], shown["lost"]) == (1.0, 0.75, 1)
 
 
-def test_a_c8_scheme_is_served_with_8_bit_keys(calls: Calls, commands: list[list[str]]) -> None:
+def test_a_c8_scheme_is_served_with_8_bit_caches(calls: Calls, commands: list[list[str]]) -> None:
     eval_mesh.main(["--scheme", "w4a8c8", "--dtype", "bfloat16"])
     assert len(commands) == 1
     (_, plain, _), (_, flags, _) = calls
     assert plain == ["--dtype", "bfloat16"]
     assert flags[:2] == plain
     assert json.loads(flags[flags.index("--additional-config") + 1]) == {
-        "enable_sparse_li_c8": True
+        "enable_sparse_li_c8": True,
+        "enable_sparse_sfa_c8": True,
     }
 
 
