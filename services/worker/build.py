@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from services.worker.checkpoint_facts import num_known_ids
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
@@ -18,13 +19,24 @@ _REPLAY_VOCAB_SIZE = 1 << 20
 _REPLAY_NUM_BLOCKS = 16_384
 
 
+class RankBuilder(Protocol):
+    """Builds the executor of one rank of a world."""
+
+    def build(self, is_stopping: Callable[[], bool]) -> StepExecutor:
+        """Meet the others, and build with them."""
+        ...
+
+
 def executor_builder(
-    settings: WorkerSettings, is_stopping: Callable[[], bool]
+    settings: WorkerSettings, is_stopping: Callable[[], bool], rank: RankBuilder | None = None
 ) -> Callable[[], StepExecutor]:
     """The function that builds the executor on the runner's thread.
 
-    Once `is_stopping` says so, a build that takes long ends with `BuildStoppedError`.
+    Once `is_stopping` says so, a build that takes long ends with `BuildStoppedError`. `rank` builds
+    it where this process is one of several.
     """
+    if rank is not None:
+        return lambda: rank.build(is_stopping)
     if settings.worker_mode == "replay":
         return lambda: ReplayExecutor(replay_capacity(settings))
     assert settings.model is not None

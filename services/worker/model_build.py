@@ -36,7 +36,8 @@ from services.worker.ops import native
 from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
 from services.worker.quant.scheme import QuantDescription
-from services.worker.runner import BuildStoppedError
+from services.worker.ranks import Alone, Ranks
+from services.worker.runner import BuildStoppedError, StepExecutor
 from services.worker.settings import WorkerSettings
 from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
@@ -47,9 +48,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def build_model_executor(
-    settings: WorkerSettings, path: Path, is_stopping: Callable[[], bool] = lambda: False
-) -> ModelExecutor[KVCaches]:
-    """Everything up to the first plan.
+    settings: WorkerSettings,
+    path: Path,
+    is_stopping: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
+) -> StepExecutor:
+    """Everything up to the first plan; `ranks` are the others of a world, if there are any.
 
     Raises:
         BuildStoppedError: `is_stopping` said so while weights were read.
@@ -62,19 +66,18 @@ def build_model_executor(
     # Before any other torch work, so that one pool of threads exists in the process.
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(num_threads)
-    spec = _choose_spec(settings, path)
+    ranks = ranks or Alone()
+    spec = ranks.place(_choose_spec(settings, path))
     config = spec.config
     max_model_len = spec.context_length
     known = num_known_ids(path, config.vocab_size)
     ops.register()
     decoder = _load(settings, path, spec, is_stopping)
+    ranks.wait_for_others(is_stopping)
     with _guarded(spec.device):
         num_blocks = _choose_num_blocks(settings, decoder, max_model_len)
-        caches = allocate(spec, num_blocks)
-        check_layout(spec, caches)
-        _prove(decoder, caches, config)
     max_num_seqs = _choose_max_num_seqs(settings)
-    limits = Capacity(
+    own_limits = Capacity(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         num_rows=2 * max_num_seqs,
@@ -86,9 +89,15 @@ def build_model_executor(
         model_digest=model_digest(path),
         num_speculative_tokens=settings.num_speculative_tokens,
     )
+    limits = ranks.agree(own_limits, spec)
+    with _guarded(spec.device):
+        caches = allocate(spec, limits.num_blocks)
+        check_layout(spec, caches)
+        _prove(decoder, caches, ranks)
     row_multiple = _row_multiple(spec.dtype, spec.device)
+    parts = ranks.parts(decoder, caches, row_multiple)
     model: StepModel = decoder
-    if settings.captures_steps:
+    if settings.captures_steps and ranks.can_capture:
         model = capture_steps(decoder, caches, limits, row_multiple=row_multiple)
     executor = ModelExecutor(
         model,
@@ -97,13 +106,16 @@ def build_model_executor(
         num_known_ids=known,
         device=spec.device,
         row_multiple=row_multiple,
-        drafter=model if spec.has_mtp else None,
+        drafter=model if decoder.mtp is not None else None,
+        has_head=parts.has_head,
+        tokens=parts.tokens,
+        pace=parts.pace,
     )
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
     gc.freeze()
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
-    return executor
+    return ranks.finish(executor)
 
 
 def _tell(path: Path, spec: ModelSpec, limits: Capacity, num_threads: int, seconds: float) -> None:
@@ -245,15 +257,18 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, max_model_len
     return capacity.count_blocks(budget, block_bytes, max_model_len)
 
 
-def _prove(decoder: Decoder, caches: KVCaches, config: ModelConfig) -> None:
+def _prove(decoder: Decoder, caches: KVCaches, ranks: Ranks) -> None:
     """One real step on the scratch block: every operator runs, and the logits are numbers."""
-    token_ids, step = dummy_step(2, 3, decoder.device)
-    hidden = decoder.forward(token_ids, step, caches)
-    found = {"logits": decoder.compute_logits(hidden)}
-    if decoder.mtp is not None:
-        states = decoder.draft(token_ids, hidden, step, caches)
-        found["logits of drafts"] = decoder.compute_draft_logits(states)
-    for name, logits in found.items():
-        assert logits.shape == (6, config.vocab_size)
-        if not bool(torch.isfinite(logits).all()):
-            raise CheckpointError(f"self-check: the {name} of the first step are not finite")
+    token_ids, plain = dummy_step(2, 3, decoder.device)
+    for step in ranks.traffic(decoder.spec, plain):
+        hidden = decoder.forward(token_ids, step, caches)
+        found = {}
+        if decoder.lm_head is not None:
+            found["logits"] = decoder.compute_logits(hidden)
+        if decoder.mtp is not None:
+            states = decoder.draft(token_ids, hidden, step, caches)
+            found["logits of drafts"] = decoder.compute_draft_logits(states)
+        for name, logits in found.items():
+            assert logits.shape == (6, decoder.config.vocab_size)
+            if not bool(torch.isfinite(logits).all()):
+                raise CheckpointError(f"self-check: the {name} of the first step are not finite")

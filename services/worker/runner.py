@@ -85,6 +85,11 @@ class Runner:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the world was lost: the thread has ended, or will after its answer."""
+        return self._is_lost
+
     def stalled_s(self, now: float) -> float:
         """How long the present order has been running, by `time.monotonic`; 0 when idle."""
         since = self._busy_since
@@ -108,7 +113,11 @@ class Runner:
         self.ready.set_result(executor.capacity)
         while not self._is_lost:
             waited_from = time.perf_counter_ns()
-            order = self._source.get()
+            try:
+                order = self._source.get()
+            except WorldLostError:
+                self._is_lost = True
+                return
             if isinstance(order, Stop):
                 return
             self._busy_since = time.monotonic()

@@ -6,6 +6,7 @@ runner's thread works. Whatever ends the stream ends the epoch and frees every r
 
 import asyncio
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import grpc
@@ -14,6 +15,7 @@ import numpy as np
 
 from protos.glm.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from services.worker.orders import EndEpoch, Epoch, LocalOrders, RunPlan, StartEpoch
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.plan import (
     Capacity,
     ContractError,
@@ -23,6 +25,7 @@ from services.worker.plan import (
     NewSequence,
     StepPlan,
     StepResult,
+    Tick,
 )
 from services.worker.prefill_spans import PrefillSpans
 from services.worker.runner import Runner
@@ -43,6 +46,14 @@ _log = get_logger(__name__)
 
 SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
+_METHODS = MappingProxyType(
+    {
+        MoeMethod.ALLGATHER: worker_pb2.MOE_METHOD_ALLGATHER,
+        MoeMethod.ALLTOALL: worker_pb2.MOE_METHOD_ALLTOALL,
+        MoeMethod.MC2: worker_pb2.MOE_METHOD_MC2,
+    }
+)
+_METHODS_BY_NUMBER = MappingProxyType({number: method for method, number in _METHODS.items()})
 _MAX_EPOCH_STEP = 1 << 20
 _MAX_PLANS_IN_FLIGHT = 2
 
@@ -62,6 +73,8 @@ class _Session:
         # Bounded by the window: the reader refuses a plan beyond it.
         self.results: asyncio.Queue[StepResult | None] = asyncio.Queue()
         self.superseded = asyncio.Event()
+        self.failure: RequestError | None = None
+        """Why the worker itself ends it."""
         self.last_step = 0
         self.num_in_flight = 0
         self.is_half_closed = False
@@ -83,6 +96,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._session: _Session | None = None
         self._highest_epoch = 0
         self._is_draining = False
+        self._failure: RequestError | None = None
         self._version = software_version()
 
     def add_to(self, server: Server) -> None:
@@ -97,6 +111,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def drain(self) -> None:
         """Refuse new epochs; the present one goes on."""
         self._is_draining = True
+
+    def fail(self, error: RequestError) -> None:
+        """No step can be run any more: end the present epoch, refuse others."""
+        self._failure = error
+        if self._session is not None:
+            self._session.failure = error
+            self._session.superseded.set()
 
     async def GetCapacity(
         self, request: worker_pb2.GetCapacityRequest, context: Context
@@ -141,6 +162,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"epoch {request.epoch} is not above {self._highest_epoch}",
             )
+        if self._failure is not None:
+            raise self._failure
         if self._is_draining:
             raise RequestError(FailureReason.DRAINING, "the worker is draining")
         if self._session is not None:
@@ -188,7 +211,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 for task in done:
                     task.result()
                 if watcher.done():
-                    raise _SupersededError
+                    raise session.failure or _SupersededError
         finally:
             for task in tasks:
                 task.cancel()
@@ -209,7 +232,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             self._spans.see_plan(plan)
             for new in plan.new_sequences:
                 _log.debug("row taken", extra={"request_id": new.request_id, "row": new.row})
-            self._orders.put(RunPlan(epoch=session.epoch, plan=plan, answer=session.answer))
+            encode = message.plan.SerializeToString  # for other ranks, if there are any
+            self._orders.put(
+                RunPlan(epoch=session.epoch, plan=plan, answer=session.answer, encode=encode)
+            )
         session.is_half_closed = True
         if not session.num_in_flight:
             session.results.put_nowait(None)
@@ -248,7 +274,18 @@ def capacity_to_proto(capacity: Capacity, software: str) -> worker_pb2.WorkerCap
         version=software,
         block_size_bytes=capacity.block_size_bytes,
         num_speculative_tokens=capacity.num_speculative_tokens,
+        data_parallel_size=capacity.data_parallel_size,
+        data_parallel_rank=capacity.data_parallel_rank,
+        moe_methods=[
+            worker_pb2.MoeMethodBound(max_num_tokens=most, method=_METHODS[method])
+            for most, method in capacity.moe_ladder
+        ],
     )
+
+
+def read_plan(data: bytes) -> StepPlan:
+    """A plan as it travels from a leader to the other ranks; it has been checked there."""
+    return plan_from_proto(worker_pb2.StepPlan.FromString(data))
 
 
 def plan_from_proto(message: worker_pb2.StepPlan) -> StepPlan:
@@ -269,9 +306,26 @@ def plan_from_proto(message: worker_pb2.StepPlan) -> StepPlan:
             new_blocks=_ids(message.new_blocks, "new_blocks"),
             new_sequences=tuple(map(_sequence_from_proto, message.new_sequences)),
             freed_rows=tuple(message.freed_rows),
+            tick=_tick_from_proto(message.tick) if message.HasField("tick") else None,
         )
     except RequestError as error:
         raise ContractError(error.message) from None
+
+
+def _tick_from_proto(message: worker_pb2.Tick) -> Tick:
+    method = _METHODS_BY_NUMBER.get(message.moe_method)
+    if method is None:
+        raise ContractError(f"moe_method {message.moe_method} of the tick is not known")
+    if message.num_tokens < 1:
+        raise ContractError("num_tokens of the tick must be at least 1")
+    if message.num_draft_passes > 1 and message.num_draft_rows < 1:
+        raise ContractError("num_draft_rows of the tick must be at least 1 for later passes")
+    return Tick(
+        num_tokens=message.num_tokens,
+        method=method,
+        num_draft_passes=message.num_draft_passes,
+        num_draft_rows=message.num_draft_rows,
+    )
 
 
 def _sequence_from_proto(message: worker_pb2.NewSequence) -> NewSequence:

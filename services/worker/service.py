@@ -5,13 +5,15 @@ import contextlib
 import faulthandler
 import threading
 import time
+from typing import Protocol
 
-from services.worker.build import executor_builder
-from services.worker.orders import LocalOrders, Stop
+from services.worker.build import RankBuilder, executor_builder
+from services.worker.orders import LocalOrders, OrderSource, Stop
 from services.worker.prefill_spans import PrefillSpans
-from services.worker.runner import BuildStoppedError, Runner
-from services.worker.server import SERVICE_NAME, WorkerServicer
+from services.worker.runner import BuildStoppedError, Runner, WorldLostError
+from services.worker.server import SERVICE_NAME, WorkerServicer, read_plan
 from services.worker.settings import WorkerSettings
+from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.rpc import build_server, serve_until_stopped
 from shared.sides import ServiceSides, Work
@@ -25,6 +27,32 @@ _STDERR_FD = 2
 _log = get_logger(__name__)
 
 
+class World(RankBuilder, Protocol):
+    """The other ranks of a world, as the process knows them."""
+
+    @property
+    def verdict(self) -> str:
+        """Why the world is lost, naming rank and step; empty while it stands."""
+        ...
+
+    async def why_lost(self) -> str:
+        """The verdict, which may be a moment away after an exchange broke."""
+        ...
+
+    def leave(self) -> None:
+        """Give the seat up in good order."""
+        ...
+
+
+def enter_world(settings: WorkerSettings, orders: LocalOrders) -> tuple[World, OrderSource]:
+    """This rank's world, and the orders of its replica: the leader's own, or what it passes on."""
+    # Here and not above: a replay worker starts in a fraction of torch's import time.
+    from services.worker.parallel.world_rank import WorldRank  # noqa: PLC0415
+
+    rank = WorldRank(settings)
+    return rank, rank.lead(orders) if settings.is_leader else rank.follow(read_plan)
+
+
 class WorkerService:
     """Holds the parts of the process together."""
 
@@ -32,8 +60,13 @@ class WorkerService:
         self._settings = settings
         self._orders = LocalOrders()
         self._is_stopping = threading.Event()
-        build = executor_builder(settings, self._is_stopping.is_set)
-        self._runner = Runner(build, self._orders)
+        self._world: World | None = None
+        self._loss = ""
+        source: OrderSource = self._orders
+        if settings.topology.joint_size > 1:
+            self._world, source = enter_world(settings, self._orders)
+        build = executor_builder(settings, self._is_stopping.is_set, self._world)
+        self._runner = Runner(build, source)
         self._servicer = WorkerServicer(self._runner, self._orders, PrefillSpans())
         self._reason = "the model is loading"
         self._sides = ServiceSides(
@@ -63,6 +96,8 @@ class WorkerService:
                 await serve_until_stopped(server, stop=stop, grace_s=_GRACE_S)
                 for task in beside:
                     task.cancel()
+        if self._loss:
+            raise WorldLostError(self._loss)
         with contextlib.suppress(BuildStoppedError):
             if self._runner.ready.done():
                 self._runner.ready.result()
@@ -72,17 +107,35 @@ class WorkerService:
         ready = asyncio.wrap_future(self._runner.ready)
         # `run` raises it; when the process stops before, nobody else would have looked at it.
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({ready})
-        if ready.exception() is not None:
+        while not ready.done() and not self._is_lost():
+            await asyncio.wait({ready}, timeout=_WATCH_S)
+        if not ready.done() or ready.exception() is not None:
+            self._lose(self._world.verdict if self._world is not None else "")
             stop.set()
             return
-        while self._runner.is_alive:
+        while self._runner.is_alive and not self._is_lost():
             self._show(self._reason_not_to_serve())
             await asyncio.sleep(_WATCH_S)
+        if self._world is not None:
+            self._lose(await self._world.why_lost())
+            stop.set()
+            return
         # Nothing can run a step any more: end, so that whoever started the process sees it.
         raise RuntimeError("the runner's thread died")
 
+    def _is_lost(self) -> bool:
+        return self._world is not None and bool(self._world.verdict)
+
+    def _lose(self, reason: str) -> None:
+        """Requests end with the reason; whoever started the process starts the world again."""
+        if reason:
+            self._loss = reason
+            self._show(reason)
+            self._servicer.fail(RequestError(FailureReason.UPSTREAM_LOST, reason))
+
     def _reason_not_to_serve(self) -> str:
+        if self._world is not None:
+            return ""  # the ranks watch each other, and know who is waited for
         stalled_s = self._runner.stalled_s(time.monotonic())
         if stalled_s > self._settings.stall_timeout_s:
             return f"a step has taken over {self._settings.stall_timeout_s:g} s"
@@ -91,7 +144,7 @@ class WorkerService:
     def _show(self, reason: str) -> None:
         if reason == self._reason:
             return
-        if reason.startswith("a step"):
+        if reason.startswith(("a step", "no progress")):
             _log.error("no progress; the stacks of all threads follow", extra={"reason": reason})
             faulthandler.dump_traceback(file=_STDERR_FD)
         self._reason = reason
@@ -102,3 +155,5 @@ class WorkerService:
         self._orders.put(Stop())
         if not self._runner.join(_GRACE_S):
             _log.error("the runner's thread did not stop in time and is left behind")
+        elif self._world is not None and not self._world.verdict:
+            self._world.leave()

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from services.worker.parallel.topology import Topology, read_partition
 from shared.config import ServiceSettings
 
 MIB = 1 << 20
@@ -100,6 +101,40 @@ class WorkerSettings(ServiceSettings):
     num_threads: int = Field(
         default=0, ge=0, description="Threads of one operator; 0: one per core."
     )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="Ranks that share the layers of a replica's stage."
+    )
+    pipeline_parallel_size: int = Field(
+        default=1, ge=1, description="Stages of a replica, each with some of the layers."
+    )
+    pp_layer_partition: str | None = Field(
+        default=None, description="Layers of each stage, as 41,37; default: as even as possible."
+    )
+    data_parallel_size: int = Field(
+        default=1, ge=1, description="Replicas; they are one world if they share experts."
+    )
+    data_parallel_rank: int = Field(default=0, ge=0, description="Replica of this process.")
+    enable_expert_parallel: bool = Field(
+        default=False, description="Keep experts whole, spread over the ranks of all replicas."
+    )
+    moe_comm_method: Literal["auto", "allgather", "alltoall", "mc2"] = Field(
+        default="auto",
+        description="How tokens reach experts; auto is the device's choice by tokens of a step, "
+        "and another is for CPUs.",
+    )
+    rank: int = Field(
+        default=0,
+        ge=0,
+        description="Rank of this process in its replica; rank 0 leads and listens at --address.",
+    )
+    rendezvous: str | None = Field(
+        default=None,
+        description="Where the ranks of a world meet: file:///path, new at each start, or "
+        "tcp://host:port of its first rank.",
+    )
+    check_rows: bool = Field(
+        default=False, description="Compare the rows of a replica's ranks behind every step."
+    )
     stall_timeout_s: float = Field(
         default=60.0, gt=0, description="Not serving when one step takes longer, seconds."
     )
@@ -120,7 +155,57 @@ class WorkerSettings(ServiceSettings):
             )
         if self.num_speculative_tokens:
             self._check_drafts()
+        self._check_ranks()
         return self
+
+    @property
+    def topology(self) -> Topology:
+        """Ranks and groups of all replicas."""
+        partition = self.pp_layer_partition
+        return Topology(
+            data_parallel_size=self.data_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
+            layer_partition=read_partition(partition) if partition else (),
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process answers for its replica."""
+        return self.rank == 0
+
+    @property
+    def world_rank(self) -> int:
+        """Number of this process among those that it exchanges tensors with."""
+        topology = self.topology
+        first = self.data_parallel_rank * topology.replica_size if topology.is_joint else 0
+        return first + self.rank
+
+    def _check_ranks(self) -> None:
+        topology = self.topology
+        if self.rank >= topology.replica_size:
+            raise ValueError(f"--rank {self.rank} is not below the {topology.replica_size} ranks")
+        if self.data_parallel_rank >= self.data_parallel_size:
+            raise ValueError(
+                f"--data-parallel-rank {self.data_parallel_rank} is not below "
+                f"--data-parallel-size {self.data_parallel_size}"
+            )
+        if self.moe_comm_method != "auto":
+            self._check_method()
+        if topology.joint_size == 1:
+            return
+        if self.worker_mode == "replay":
+            raise ValueError("--worker-mode replay: a replay worker is one rank")
+        if self.rendezvous is None:
+            raise ValueError(f"--rendezvous is required for {topology.joint_size} ranks")
+
+    def _check_method(self) -> None:
+        flag = f"--moe-comm-method {self.moe_comm_method}"
+        if self.device != "cpu":
+            raise ValueError(f"{flag}: only on a CPU; a device has limits for each method")
+        if self.topology.expert_parallel_size == 1:
+            raise ValueError(f"{flag}: no experts are spread over ranks")
 
     def _check_drafts(self) -> None:
         drafts = f"--num-speculative-tokens {self.num_speculative_tokens}"

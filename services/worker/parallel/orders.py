@@ -6,7 +6,8 @@ the server may end an epoch at any moment after that.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +16,7 @@ import torch
 from services.worker.orders import EndEpoch, Epoch, Order, OrderSource, RunPlan, StartEpoch, Stop
 from services.worker.parallel.groups import Group
 from services.worker.plan import StepPlan, StepResult
+from services.worker.runner import WorldLostError
 
 _HEADER: Final = struct.Struct("<BIQI")
 """Kind, bytes of the plan, number of the epoch, plans in flight."""
@@ -53,7 +55,8 @@ class LeadingOrders:
                     order = replace(order, epoch=self._epoch)
                 case Stop():
                     pass
-            self._tell(order)
+            with _lost_with_others():
+                self._tell(order)
             return order
 
     def _tell(self, order: Order) -> None:
@@ -87,14 +90,9 @@ class FollowingOrders:
 
     def get(self) -> Order:
         """Wait for the next order."""
-        group = self._group()
-        first = group.broadcast(torch.empty(_FIRST_BYTES, dtype=torch.uint8), _LEADER)
-        message = first.numpy().tobytes()
+        with _lost_with_others():
+            message = self._hear()
         kind, size, number, window = _HEADER.unpack_from(message)
-        more = _HEADER.size + size - _FIRST_BYTES
-        if more > 0:
-            rest = group.broadcast(torch.empty(more, dtype=torch.uint8), _LEADER)
-            message += rest.numpy().tobytes()
         if kind == _START:
             self._epoch = Epoch(number, window)
             return StartEpoch(epoch=self._epoch, opened=_nothing)
@@ -102,6 +100,26 @@ class FollowingOrders:
             plan = self._decode(message[_HEADER.size : _HEADER.size + size])
             return RunPlan(epoch=self._epoch, plan=plan, answer=_drop)
         return Stop() if kind == _STOP else EndEpoch(epoch=self._epoch)
+
+    def _hear(self) -> bytes:
+        group = self._group()
+        first = group.broadcast(torch.empty(_FIRST_BYTES, dtype=torch.uint8), _LEADER)
+        message = first.numpy().tobytes()
+        _, size, _, _ = _HEADER.unpack_from(message)
+        more = _HEADER.size + size - _FIRST_BYTES
+        if more > 0:
+            rest = group.broadcast(torch.empty(more, dtype=torch.uint8), _LEADER)
+            message += rest.numpy().tobytes()
+        return message
+
+
+@contextmanager
+def _lost_with_others() -> Iterator[None]:
+    """A broken exchange of orders is a rank that is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorldLostError(f"the exchange of orders broke: {error}") from error
 
 
 def _nothing() -> None:

@@ -7,7 +7,6 @@ replica's ranks host tensors by Gloo; on a CPU all is Gloo.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,61 +79,61 @@ class World:
         self.groups = Groups()
 
     @classmethod
-    def join(cls, membership: Membership, is_stopping: Callable[[], bool] = lambda: False) -> World:
-        """Wait for all ranks and build every group.
+    def meet(cls, membership: Membership, is_stopping: Callable[[], bool] = lambda: False) -> World:
+        """Wait until all ranks are there.
 
         Raises:
             ConfigError: The address cannot be used.
             JoinError: Ranks are missing.
         """
         number, size = membership.number, membership.topology.joint_size
-        store = open_store(
-            membership.rendezvous, rank=number, size=size, timeout_s=membership.join_timeout_s
-        )
+        limit_s = membership.join_timeout_s
+        store = open_store(membership.rendezvous, rank=number, size=size, timeout_s=limit_s)
         world = cls(membership, store, Progress())
-        # So that those who are missing are named: torch would only say that time is up.
-        world.gather("here", "", is_stopping)
-        distributed.init_process_group(
-            "gloo" if membership.device.type == "cpu" else "hccl",
-            store=PrefixStore("torch", store),
-            rank=number,
-            world_size=size,
-            timeout=timedelta(seconds=membership.timeout_s),
-        )
-        world.groups = world._build()
+        world.gather("here", "", timeout_s=limit_s, is_stopping=is_stopping)
+        return world
+
+    @classmethod
+    def join(cls, membership: Membership) -> World:
+        """Wait until all ranks are there, and build the groups."""
+        world = cls.meet(membership)
+        world.build_groups()
         return world
 
     def gather(
-        self, topic: str, text: str, is_stopping: Callable[[], bool] = lambda: False
+        self,
+        topic: str,
+        text: str,
+        *,
+        timeout_s: float,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> list[str]:
-        """Every rank's text in order; for numbers that are agreed on once.
+        """Every rank's text in order; for what is agreed on once.
 
         Raises:
-            JoinError: Some rank did not tell its own in time.
+            JoinError: Some rank did not tell its own in time, or this one is to stop.
         """
-        membership = self.membership
         return gather(
             self.store,
             topic,
             text,
-            rank=membership.number,
-            size=membership.topology.joint_size,
-            timeout_s=membership.join_timeout_s,
+            rank=self.membership.number,
+            size=self.membership.topology.joint_size,
+            timeout_s=timeout_s,
             is_stopping=is_stopping,
         )
 
-    def agree(self, topic: str, settings: str) -> None:
-        """Refuse ranks that were started with other settings than rank 0.
-
-        Raises:
-            ConfigError: On every rank, naming the others.
-        """
-        digests = self.gather(topic, hashlib.sha256(settings.encode()).hexdigest())
-        others = [str(number) for number, own in enumerate(digests) if own != digests[0]]
-        if others:
-            raise ConfigError(
-                f"ranks {', '.join(others)} differ from rank 0 in their {topic}; here: {settings}"
-            )
+    def build_groups(self) -> None:
+        """Build every group, as all other ranks do."""
+        membership = self.membership
+        distributed.init_process_group(
+            "gloo" if membership.device.type == "cpu" else "hccl",
+            store=PrefixStore("torch", self.store),
+            rank=membership.number,
+            world_size=membership.topology.joint_size,
+            timeout=timedelta(seconds=membership.timeout_s),
+        )
+        self.groups = self._build()
 
     def leave(self) -> None:
         """Give up all groups. Every rank calls it, none is in an exchange."""

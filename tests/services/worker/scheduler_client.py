@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protos.glm.v1 import worker_pb2, worker_pb2_grpc
-from services.worker.plan import StepPlan
+from services.worker.plan import StepPlan, Tick
 from shared.sampling import ReplayScript, SamplingSpec
 from shared.wire import replay_to_proto, sampling_to_proto
 
@@ -23,7 +23,17 @@ def plan_message(plan: StepPlan) -> worker_pb2.RunStepsRequest:
             new_blocks=plan.new_blocks.tobytes(),
             new_sequences=[_sequence_message(new) for new in plan.new_sequences],
             freed_rows=plan.freed_rows,
+            tick=None if plan.tick is None else _tick_message(plan.tick),
         )
+    )
+
+
+def _tick_message(tick: Tick) -> worker_pb2.Tick:
+    return worker_pb2.Tick(
+        num_tokens=tick.num_tokens,
+        moe_method=f"MOE_METHOD_{tick.method.name}",
+        num_draft_passes=tick.num_draft_passes,
+        num_draft_rows=tick.num_draft_rows,
     )
 
 

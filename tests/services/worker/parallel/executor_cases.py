@@ -1,0 +1,149 @@
+"""What each rank does in tests of whole replicas: leaders run schedulers, the others follow."""
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.worker.orders import Epoch, LocalOrders, RunPlan, StartEpoch, Stop
+from services.worker.parallel.moe_method import MoeMethod
+from services.worker.parallel.topology import Topology
+from services.worker.parallel.world_rank import WorldRank
+from services.worker.plan import Capacity, StepPlan, StepResult, Tick
+from services.worker.runner import Runner
+from services.worker.server import read_plan
+from services.worker.settings import WorkerSettings
+from tests.services.worker.plans import MiniScheduler, make_plan
+from tests.services.worker.scheduler_client import plan_message
+
+_PATIENCE_S = 40.0
+
+
+def make_settings(path: str, **flags: Any) -> WorkerSettings:
+    small = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_kv_blocks": 40}
+    return WorkerSettings(
+        address="unix:/unused", model=Path(path), num_threads=1, **(small | flags)
+    )  # fmt: skip
+
+
+def rank_settings(rank: int, rendezvous: str, path: str, topology: str, **flags: Any) -> WorkerSettings:
+    layout = Topology.parse(topology)
+    size = layout.replica_size
+    return make_settings(
+        path,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        pp_layer_partition=",".join(map(str, layout.layer_partition)) or None,
+        data_parallel_size=layout.data_parallel_size,
+        data_parallel_rank=rank // size,
+        enable_expert_parallel=layout.enable_expert_parallel,
+        rank=rank % size,
+        rendezvous=rendezvous,
+        check_rows=True,
+        **flags,
+    )
+
+
+class Replica:
+    """The executor of a replica as its leader's scheduler sees it: orders in, results out."""
+
+    def __init__(self, runner: Runner, orders: LocalOrders) -> None:
+        self.capacity: Capacity = runner.ready.result(_PATIENCE_S)
+        self._orders = orders
+        self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
+        self.make_tick: Callable[[StepPlan], Tick | None] = lambda plan: None
+        self._epoch = Epoch(1, 1)
+        opened = threading.Event()
+        orders.put(StartEpoch(epoch=self._epoch, opened=opened.set))
+        assert opened.wait(_PATIENCE_S)
+
+    def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
+        plan = replace(plan, tick=self.make_tick(plan))
+        encode = plan_message(plan).plan.SerializeToString
+        self._orders.put(
+            RunPlan(epoch=self._epoch, plan=plan, answer=self._results.put, encode=encode)
+        )
+        return self._results.get(timeout=_PATIENCE_S)
+
+
+def run_ranks(
+    rank: int,
+    rendezvous: str,
+    path: str,
+    topology: str,
+    jobs: list[list[dict[str, Any]]],
+    **flags: Any,
+) -> Any:
+    """Each replica runs its jobs; its leader returns what became of them."""
+    settings = rank_settings(rank, rendezvous, path, topology, **flags)
+    world = WorldRank(settings)
+    orders = LocalOrders()
+    source = world.lead(orders) if settings.is_leader else world.follow(read_plan)
+    runner = Runner(lambda: world.build(lambda: False), source)
+    runner.start()
+    found = None
+    if settings.is_leader:
+        replica = Replica(runner, orders)
+        if settings.topology.is_joint:
+            found = run_in_ticks(replica, settings, jobs)
+        else:
+            found = run_jobs(replica, jobs[settings.data_parallel_rank])
+        orders.put(Stop())
+    assert runner.join(_PATIENCE_S)
+    assert not world.verdict, world.verdict
+    runner.ready.result(0)
+    world.leave()
+    return found
+
+
+def run_jobs(executor: Any, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    scheduler = MiniScheduler(executor, chunk=24)
+    lives = [scheduler.add(**job) for job in jobs]
+    scheduler.run()
+    return describe(scheduler, lives)
+
+
+def describe(scheduler: MiniScheduler, lives: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"outputs": one.outputs, "code": one.code, "error": one.error and one.error.message}
+        | {"drafted": one.drafted}
+        for one in lives
+    ] + [[columns for columns in scheduler.logprobs if columns is not None]]
+
+
+def run_in_ticks(
+    replica: Replica, settings: WorkerSettings, jobs: list[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """As many ticks on every replica, with numbers that hold for all: large enough ones here.
+
+    A scheduler would know the plans of all replicas; these schedulers only know their own.
+    """
+    ladder = replica.capacity.moe_ladder
+    most = 24 + 8 * (1 + settings.num_speculative_tokens)
+    method = next(method for bound, method in ladder if most <= bound)
+    num_drafts = settings.num_speculative_tokens
+    replica.make_tick = lambda plan: Tick(
+        num_tokens=most,
+        method=MoeMethod(method),
+        num_draft_passes=num_drafts,
+        num_draft_rows=8 if num_drafts else 0,
+    )
+    scheduler = MiniScheduler(replica, chunk=12)
+    lives = [scheduler.add(**job) for job in jobs[settings.data_parallel_rank]]
+    for _ in range(40):
+        if scheduler.live:
+            scheduler.run_step()
+        else:
+            scheduler.step += 1
+            freed, scheduler._freed = scheduler._freed, []
+            result = replica.execute(make_plan(scheduler.step, {}, freed=freed), 0)
+            assert result.failure is None
+    assert not scheduler.live
+    return describe(scheduler, lives)
+
+
+def steps(count: int) -> Iterator[int]:
+    return itertools.islice(itertools.count(1), count)
