@@ -4,6 +4,7 @@ import torch
 
 from services.worker.batch import BatchBuilder, ends_of_runs
 from services.worker.contract import begin_step
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.rows import RowTable
 from tests.services.worker.plans import Entry, make_capacity, make_plan, make_sequence
 
@@ -105,6 +106,26 @@ def test_the_largest_step_fits_the_buffers() -> None:
     batch = BatchBuilder(table, CPU, row_multiple=4).build(active)
     assert batch.metadata.num_tokens == 32
     assert np.all(batch.metadata.slot_mapping.numpy() >= 4)
+
+
+def test_decodes_take_a_captured_size_and_other_steps_their_own(table: RowTable) -> None:
+    table.num_computed[1], table.num_blocks[1] = 6, 2
+    sizes = CaptureSizes(rows_per_seq=1, sizes=(1, 4))
+    builder = BatchBuilder(table, CPU, row_multiple=1, sizes=sizes)
+    decodes = plan_of(_3=Entry(computed=5), _1=Entry(computed=6))
+    batch = builder.build(begin_step(make_plan(1, decodes), table, 1, lambda new: None))
+    assert batch.metadata.is_captured
+    assert batch.metadata.num_tokens == 4
+    assert batch.metadata.seq_lens.tolist() == [6, 7, 0, 0]
+    assert batch.sampling_positions is not None
+    assert batch.sampling_positions.tolist() == [0, 1]
+    assert batch.row_ends.tolist() == [1, 2]
+    table.num_computed[1] = 0
+    batch = builder.build(begin_step(make_plan(1, MIXED), table, 1, lambda new: None))
+    assert not batch.metadata.is_captured
+    assert batch.metadata.num_tokens == 7
+    assert batch.row_ends.tolist() == [1, 7]
+    assert batch.token_places is None
 
 
 @pytest.fixture

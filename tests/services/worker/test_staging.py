@@ -1,6 +1,7 @@
 import torch
 
-from services.worker.staging import StagingBuffer
+from services.worker.staging import StagingBuffer, StepStaging
+from tests.services.worker.plans import make_capacity
 
 CPU = torch.device("cpu")
 
@@ -23,3 +24,12 @@ def test_another_device_gets_its_own_memory() -> None:
     buffer = StagingBuffer((5,), torch.int32, torch.device("meta"))
     sent = buffer.send(2)
     assert (sent.device.type, tuple(sent.shape)) == ("meta", (2,))
+
+
+def test_tables_reach_past_the_longest_sequence_by_its_drafts() -> None:
+    limits = make_capacity(block_size=4, max_model_len=39, num_speculative_tokens=3)
+    staging = StepStaging(limits, 10, 2, CPU)
+    assert staging.max_blocks == 11
+    assert staging.tables.array.shape == (22,)
+    assert staging.token_ids.array.shape == (10,)
+    assert staging.seq_lens.array.shape == (2,)
