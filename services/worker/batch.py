@@ -2,7 +2,8 @@
 
 One flattened step: prefill chunks and decodes stand behind each other, T tokens of R sequences. All
 buffers are allocated once and rewritten in place, so their addresses stay; the work per step is a
-fixed number of vector operations, however many tokens there are.
+fixed number of vector operations, however many tokens there are. A decode step that fits a captured
+size has that size and the form that `graphs.frames` gives it.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from services.worker.contract import ActiveRows
+from services.worker.graphs.frames import Frames
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import Ints
 from services.worker.rows import RowTable
-from services.worker.staging import StagingBuffer
+from services.worker.staging import StagingBuffer, StepStaging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,13 +39,24 @@ class Batch:
     """[T] row of every token, padding left out."""
     token_positions: Ints
     """[T] position of every token in its row, padding left out."""
+    token_places: Ints | None
+    """[T] place of each of those in the step; None: they stand behind each other."""
+    row_ends: Ints
+    """[A] place behind the last token of each active row."""
 
 
 class BatchBuilder:
     """Owns the buffers. One thread uses it."""
 
-    def __init__(self, table: RowTable, device: torch.device, *, row_multiple: int) -> None:
-        """Steps are padded to a multiple of `row_multiple` tokens.
+    def __init__(
+        self,
+        table: RowTable,
+        device: torch.device,
+        *,
+        row_multiple: int,
+        sizes: CaptureSizes | None = None,
+    ) -> None:
+        """Steps are padded to a multiple of `row_multiple` tokens, or to one of `sizes`.
 
         Padding tokens are one more sequence of length 0 that writes into the scratch block.
         """
@@ -51,20 +65,21 @@ class BatchBuilder:
         self._multiple = row_multiple
         num_tokens = limits.max_num_batched_tokens + row_multiple
         num_seqs = limits.max_num_seqs + 1
-        self._device = device
-        self._token_ids = StagingBuffer((num_tokens,), torch.int64, device)
-        self._positions = StagingBuffer((num_tokens,), torch.int64, device)
-        self._slots = StagingBuffer((num_tokens,), torch.int32, device)
-        self._cum_query_lens = StagingBuffer((num_seqs,), torch.int32, device)
-        self._seq_lens = StagingBuffer((num_seqs,), torch.int32, device)
+        staging = StepStaging(limits, num_tokens, num_seqs, device)
+        self._token_ids, self._positions = staging.token_ids, staging.positions
+        self._slots, self._tables = staging.slots, staging.tables
+        self._cum_query_lens, self._seq_lens = staging.cum_query_lens, staging.seq_lens
         most_sampled = num_seqs * (1 + limits.num_speculative_tokens) + row_multiple
         self._sampled = StagingBuffer((most_sampled,), torch.int64, device)
-        # Flat, so that a step's table is contiguous at any width.
-        self._tables = StagingBuffer((num_seqs * limits.max_blocks_per_row,), torch.int32, device)
         self._ramp = np.arange(num_tokens)
+        self.frames = None if sizes is None else Frames(table, staging, sizes)
 
     def build(self, active: ActiveRows) -> Batch:
         """Write one step; its tensors are valid until the next one."""
+        if self.frames is not None:
+            num_seqs = self.frames.fitting(active)
+            if num_seqs is not None:
+                return self._build_frame(self.frames, active, num_seqs)
         num_tokens = active.num_tokens
         padded = -(-num_tokens // self._multiple) * self._multiple
         num_seqs = len(active.rows) + (padded > num_tokens)
@@ -79,17 +94,36 @@ class BatchBuilder:
             seq_lens=self._seq_lens.send(num_seqs),
             block_table=self._fill_block_tables(active, num_seqs),
         )
-        entries = active.is_sampling.nonzero()[0]
-        drafts = active.num_drafts
-        num_sampled = len(entries) if drafts is None else len(entries) + int(drafts.sum())
+        row_ends = np.cumsum(active.num_scheduled)
+        entries, num_sampled, sampled = self._choose_sampled(active, row_ends, padded)
         return Batch(
             token_ids=self._token_ids.send(padded),
             metadata=metadata,
             sampling_entries=entries,
             num_sampled=num_sampled,
-            sampling_positions=self._sampling_positions(active, entries, num_sampled, padded),
+            sampling_positions=sampled,
             token_rows=rows,
             token_positions=positions,
+            token_places=None,
+            row_ends=row_ends,
+        )
+
+    def _build_frame(self, frames: Frames, active: ActiveRows, num_seqs: int) -> Batch:
+        live = frames.write(active, num_seqs)
+        frame = frames.send(num_seqs)
+        entries, num_sampled, sampled = self._choose_sampled(
+            active, live.row_ends, frame.metadata.num_tokens
+        )
+        return Batch(
+            token_ids=frame.token_ids,
+            metadata=frame.metadata,
+            sampling_entries=entries,
+            num_sampled=num_sampled,
+            sampling_positions=sampled,
+            token_rows=live.rows,
+            token_positions=live.positions,
+            token_places=live.places,
+            row_ends=live.row_ends,
         )
 
     def _spread(self, active: ActiveRows, num_tokens: int) -> tuple[Ints, Ints]:
@@ -129,19 +163,23 @@ class BatchBuilder:
         self._tables.array[used : num_seqs * width] = 0
         return self._tables.send(num_seqs * width).view(num_seqs, width)
 
-    def _sampling_positions(
-        self, active: ActiveRows, entries: Ints, count: int, padded: int
-    ) -> Tensor | None:
+    def _choose_sampled(
+        self, active: ActiveRows, row_ends: Ints, padded: int
+    ) -> tuple[Ints, int, Tensor | None]:
+        """The active rows that sample, their logits, and the places of those in the step."""
+        entries = active.is_sampling.nonzero()[0]
+        drafts = active.num_drafts
+        count = len(entries) if drafts is None else len(entries) + int(drafts.sum())
         if count == padded:
-            return None
-        last = self._cum_query_lens.array[entries].astype(np.int64) - 1
-        if active.num_drafts is not None:
-            last = ends_of_runs(last, active.num_drafts[entries] + 1)
+            return entries, count, None
+        last = row_ends[entries] - 1
+        if drafts is not None:
+            last = ends_of_runs(last, drafts[entries] + 1)
         # The head is a matrix product as well: the same padding, with any token of the step.
         wanted = -(-count // self._multiple) * self._multiple
         self._sampled.array[:count] = last
         self._sampled.array[count:wanted] = 0
-        return self._sampled.send(wanted)
+        return entries, count, self._sampled.send(wanted)
 
 
 def ends_of_runs(last: Ints, counts: Ints) -> Ints:

@@ -20,7 +20,7 @@ from services.worker import capacity, ops
 from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.dummy import dummy_step
-from services.worker.graphs.choose import StepModel, capture_steps
+from services.worker.graphs.choose import Capture, capture_steps
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
 from services.worker.largest_step import run_largest_step
 from services.worker.loading.load import load_model
@@ -96,21 +96,23 @@ def build_model_executor(
         _prove(decoder, caches, ranks)
     row_multiple = _row_multiple(spec.dtype, spec.device)
     parts = ranks.parts(decoder, caches, row_multiple)
-    model: StepModel = decoder
-    if settings.captures_steps and ranks.can_capture:
-        model = capture_steps(decoder, caches, limits, row_multiple=row_multiple)
+    capture = Capture(model=decoder)
+    if ranks.can_capture:
+        capture = capture_steps(settings, decoder, caches, limits, row_multiple=row_multiple)
     executor = ModelExecutor(
-        model,
+        capture.model,
         caches,
         limits,
         num_known_ids=known,
         device=spec.device,
         row_multiple=row_multiple,
-        drafter=model if decoder.mtp is not None else None,
+        drafter=capture.model if decoder.mtp is not None else None,
         has_head=parts.has_head,
         tokens=parts.tokens,
         pace=parts.pace,
+        sizes=capture.sizes,
     )
+    executor.capture_steps()
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
     gc.freeze()

@@ -14,6 +14,7 @@ from services.worker.batch import Batch, BatchBuilder
 from services.worker.contract import ActiveRows, begin_step
 from services.worker.drafting.proposer import Drafter, Proposer
 from services.worker.drafting.speculator import Speculator
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.lockstep import OwnPace, Pace
 from services.worker.model.metadata import StepMetadata
 from services.worker.plan import (
@@ -62,6 +63,7 @@ class ModelExecutor(Generic[CachesT]):
         has_head: bool = True,
         tokens: TokenSource | None = None,
         pace: Pace | None = None,
+        sizes: CaptureSizes | None = None,
     ) -> None:
         """Build the parts.
 
@@ -76,6 +78,7 @@ class ModelExecutor(Generic[CachesT]):
             has_head: Whether logits are computed here, and not on a later pipeline stage.
             tokens: Where tokens come from; by default this rank samples.
             pace: What other replicas do meanwhile; by default there are none.
+            sizes: Of the decode steps that the decoder captures, if it does.
         """
         self._has_head = has_head
         self._pace: Pace = pace or OwnPace()
@@ -84,7 +87,9 @@ class ModelExecutor(Generic[CachesT]):
         self._caches = caches
         self._table = RowTable(capacity)
         self._sampling = SamplingRows(capacity.num_rows, num_known_ids)
-        self._builder = BatchBuilder(self._table, device, row_multiple=row_multiple)
+        self._builder = BatchBuilder(
+            self._table, device, row_multiple=row_multiple, sizes=sizes
+        )  # fmt: skip
         self._end: StepEnd = SampleEnd(self._table, self._sampling, tokens)
         if capacity.num_speculative_tokens:
             assert (drafter is not None) == has_head
@@ -107,6 +112,18 @@ class ModelExecutor(Generic[CachesT]):
         self._table.reset()
         self._sampling.reset()
         self._end.reset()
+
+    @torch.inference_mode()
+    def capture_steps(self) -> None:
+        """Run a decode step of each captured size that belongs to nobody, the largest first."""
+        frames = self._builder.frames
+        if frames is None:
+            return
+        for size in reversed(frames.sizes.sizes):
+            num_seqs = size // frames.sizes.rows_per_seq
+            frames.write_nothing(num_seqs)
+            frame = frames.send(num_seqs)
+            self._decoder.forward(frame.token_ids, frame.metadata, self._caches)
 
     def finish_step(self) -> None:
         """Propose the drafts of the next step."""

@@ -1,7 +1,7 @@
 """Settings of a worker process."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -75,6 +75,13 @@ class WorkerSettings(ServiceSettings):
     cudagraph_mode: Literal["FULL_DECODE_ONLY", "NONE"] = Field(
         default="FULL_DECODE_ONLY",
         description="Which steps are captured and then run without Python; on a CPU all are.",
+    )
+    cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None,
+        description="Rows of the captured decode steps; default: those of vLLM, on a CPU any.",
+    )
+    max_cudagraph_capture_size: int | None = Field(
+        default=None, ge=1, description="Rows of the largest captured decode step."
     )
     enforce_eager: bool = Field(default=False, description="Capture no steps.")
     kv_cache_memory_bytes: int | None = Field(

@@ -122,10 +122,13 @@ class Proposer(Generic[CachesT]):
     def _shifted(self, batch: Batch) -> Tensor:
         """[T] the token behind each position; behind a rejected draft it does not matter."""
         count, padded = len(batch.token_rows), batch.metadata.num_tokens
-        self._next_ids.array[:count] = self._table.tokens[
-            batch.token_rows, batch.token_positions + 1
-        ]
-        self._next_ids.array[count:padded] = 0
+        ids = self._table.tokens[batch.token_rows, batch.token_positions + 1]
+        if batch.token_places is None:
+            self._next_ids.array[:count] = ids
+            self._next_ids.array[count:padded] = 0
+        else:
+            self._next_ids.array[:padded] = 0
+            self._next_ids.array[batch.token_places] = ids
         return self._next_ids.send(padded)
 
     def _wanted(self, active: ActiveRows) -> tuple[Ints, Ints]:
@@ -146,7 +149,7 @@ class Proposer(Generic[CachesT]):
     ) -> Tensor:
         """[R, padded] places in the step of the last token of each row that stays."""
         assert active.num_drafts is not None
-        last = np.cumsum(active.num_scheduled) - 1 - (active.num_drafts - accepted)
+        last = batch.row_ends - 1 - (active.num_drafts - accepted)
         count = len(entries)
         padded = count + -count % self._multiple
         self._places.array[:count] = last[entries]

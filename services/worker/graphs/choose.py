@@ -1,34 +1,77 @@
 """Whether a worker's steps are captured, and how."""
 
+from dataclasses import dataclass
 
+from services.worker.graphs.capture import DeviceCapturer, HostCapturer
+from services.worker.graphs.captured_model import CapturedModel
 from services.worker.graphs.recorded_model import RecordedModel, StatesForm
 from services.worker.graphs.recording import CaptureError
+from services.worker.graphs.sizes import CaptureSizes, choose_sizes
 from services.worker.kv_cache import KVCaches
 from services.worker.model.decoder import Decoder
 from services.worker.ops import native
 from services.worker.plan import Capacity
+from services.worker.settings import WorkerSettings
 from shared.log import get_logger
 
 _log = get_logger(__name__)
 
-StepModel = Decoder | RecordedModel[KVCaches]
-"""What runs steps: the model itself, or its records."""
+StepModel = Decoder | RecordedModel[KVCaches] | CapturedModel[KVCaches]
+"""What runs steps: the model itself, or what was captured of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A model, and the sizes that its steps are to have."""
+
+    model: StepModel
+    sizes: CaptureSizes | None = None
+    """None: steps are what they are."""
 
 
 def capture_steps(
-    decoder: Decoder, caches: KVCaches, limits: Capacity, *, row_multiple: int
-) -> StepModel:
-    """The model with its steps captured, where that is possible.
+    settings: WorkerSettings,
+    decoder: Decoder,
+    caches: KVCaches,
+    limits: Capacity,
+    *,
+    row_multiple: int,
+) -> Capture:
+    """The model with its steps captured, as far as asked for and possible.
+
+    On a CPU a step of any size can be; sizes are used there only when they are asked for.
 
     Args:
+        settings: Of the worker.
         decoder: The model; it has run once.
         caches: Its caches.
         limits: Bounds of a step.
         row_multiple: Steps are padded to a multiple of it.
+
+    Raises:
+        ConfigError: No size is left of those asked for.
     """
     library = native.load()
-    if library is None:
-        return decoder  # told at the registration of kernels
+    is_host = decoder.device.type == "cpu"
+    if not settings.captures_steps or (is_host and library is None):
+        return Capture(model=decoder)
+    asked, largest = settings.cudagraph_capture_sizes, settings.max_cudagraph_capture_size
+    if library is not None and is_host and asked is None and largest is None:
+        return Capture(model=_record(decoder, caches, limits, library, row_multiple))
+    capturer = HostCapturer(library) if library is not None and is_host else DeviceCapturer()
+    return Capture(
+        model=CapturedModel(decoder, caches, capturer),
+        sizes=choose_sizes(limits, asked=asked, largest=largest),
+    )
+
+
+def _record(
+    decoder: Decoder,
+    caches: KVCaches,
+    limits: Capacity,
+    library: native.Native,
+    row_multiple: int,
+) -> StepModel:
     form = StatesForm(
         width=decoder.config.hidden_size,
         dtype=decoder.dtype,

@@ -100,6 +100,8 @@ class RecordedModel(Generic[CachesT]):
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> Tensor:
         """[T] token ids to [T, E] hidden states."""
         assert caches is self._caches
+        if step.traffic is not None:  # what this step alone knows of other ranks
+            return self._model.forward(token_ids, step, caches)
         self._buffers.fill(token_ids, step)
         return self._forward.run(step.num_tokens)[0]
 
@@ -115,6 +117,8 @@ class RecordedModel(Generic[CachesT]):
     ) -> Tensor:
         """[T] token ids and [T, E] states to [T, E] states."""
         assert caches is self._caches
+        if step.traffic is not None:
+            return self._model.draft(token_ids, hidden, step, caches)
         # First: the states may be those of the last run, which this one writes over.
         self._states[: len(hidden)] = hidden
         self._buffers.fill(token_ids, step)

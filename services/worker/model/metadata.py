@@ -40,3 +40,5 @@ class StepMetadata:
     """[R, max_blocks] int32, block ids of each sequence."""
     traffic: ExpertTraffic | None = None
     """None: all ranks see the same tokens, or as many of their own."""
+    is_captured: bool = False
+    """Whether it is a decode step of a captured size, in the buffers that every such step is in."""

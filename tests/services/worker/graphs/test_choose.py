@@ -1,6 +1,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from services.worker import kv_cache
 from services.worker.dummy import dummy_step
 from services.worker.graphs import choose
+from services.worker.graphs.captured_model import CapturedModel
 from services.worker.graphs.choose import capture_steps
 from services.worker.graphs.recorded_model import RecordedModel
 from services.worker.loading.load import load_model
@@ -16,6 +18,7 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
 from services.worker.model_build import build_model_executor
+from services.worker.model_executor import ModelExecutor
 from services.worker.ops.native import Native
 from services.worker.settings import WorkerSettings
 from tests.services.worker.plans import make_capacity
@@ -37,6 +40,11 @@ def path(make_checkpoint: Callable[..., Any]) -> Path:
     return found
 
 
+def settings(path: Path, **changes: Any) -> WorkerSettings:
+    values = {"num_kv_blocks": 8, "max_model_len": 256, "max_num_seqs": 2, "num_threads": 1}
+    return WorkerSettings(address="unix:/tmp/w.sock", model=path, **(values | changes))
+
+
 def load(path: Path, *, has_mtp: bool) -> Decoder:
     config = ModelConfig.from_dir(path)
     cpu = torch.device("cpu")
@@ -50,7 +58,7 @@ def test_steps_are_recorded_with_and_without_drafts(
 ) -> None:
     decoder = load(path, has_mtp=has_mtp)
     caches = kv_cache.allocate(decoder.spec, 4)
-    model = capture_steps(decoder, caches, LIMITS, row_multiple=1)
+    model = capture_steps(settings(path), decoder, caches, LIMITS, row_multiple=1).model
     assert isinstance(model, RecordedModel)
     token_ids, step = dummy_step(2, 3, torch.device("cpu"))
     expected = decoder.compute_logits(decoder.forward(token_ids, step, caches))
@@ -63,7 +71,7 @@ def test_without_compiled_kernels_nothing_is_captured(
     decoder = load(path, has_mtp=False)
     monkeypatch.setattr(choose.native, "load", lambda: None)
     caches = kv_cache.allocate(decoder.spec, 4)
-    assert capture_steps(decoder, caches, LIMITS, row_multiple=1) is decoder
+    assert capture_steps(settings(path), decoder, caches, LIMITS, row_multiple=1).model is decoder
 
 
 def test_a_model_that_cannot_be_captured_runs_and_tells_why(
@@ -77,19 +85,40 @@ def test_a_model_that_cannot_be_captured_runs_and_tells_why(
     head = decoder.compute_logits
     monkeypatch.setattr(decoder, "compute_logits", lambda hidden: head(hidden).exp())
     with caplog.at_level(logging.WARNING):
-        assert capture_steps(decoder, caches, LIMITS, row_multiple=1) is decoder
+        assert (
+            capture_steps(settings(path), decoder, caches, LIMITS, row_multiple=1).model is decoder
+        )
     assert "steps are not captured" in caplog.text
     assert "aten::exp" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_captured"),
-    [({}, True), ({"enforce_eager": True}, False), ({"cudagraph_mode": "NONE"}, False)],
+    ("flags", "kind"),
+    [
+        ({}, RecordedModel),
+        ({"enforce_eager": True}, Decoder),
+        ({"cudagraph_mode": "NONE"}, Decoder),
+        ({"cudagraph_capture_sizes": (1,)}, CapturedModel),
+        ({"max_cudagraph_capture_size": 1}, CapturedModel),
+    ],
 )
 def test_flags_of_the_worker_decide(
-    library: Native, path: Path, flags: dict[str, Any], is_captured: bool
+    library: Native, path: Path, flags: dict[str, Any], kind: type
 ) -> None:
-    values = {"num_kv_blocks": 8, "max_model_len": 256, "max_num_seqs": 2, "num_threads": 1}
-    settings = WorkerSettings(address="unix:/tmp/w.sock", model=path, **(values | flags))
-    executor = build_model_executor(settings, path)
-    assert isinstance(executor._decoder, RecordedModel) is is_captured
+    executor = build_model_executor(settings(path, **flags), path)
+    assert isinstance(executor, ModelExecutor)
+    assert isinstance(executor._decoder, kind)
+
+
+def test_a_device_captures_by_itself_at_the_sizes_of_vllm(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = load(path, has_mtp=False)
+    caches = kv_cache.allocate(decoder.spec, 4)
+    monkeypatch.setattr(decoder, "device", SimpleNamespace(type="npu"))
+    monkeypatch.setattr(choose, "DeviceCapturer", lambda: "of the device")
+    capture = capture_steps(settings(path), decoder, caches, LIMITS, row_multiple=1)
+    assert isinstance(capture.model, CapturedModel)
+    assert capture.model._capturer == "of the device"
+    assert capture.sizes is not None
+    assert capture.sizes.sizes == (1, 2, 4)
