@@ -19,6 +19,7 @@ from services.worker.loading.check import check_entries
 from services.worker.loading.header import TensorEntry
 from services.worker.loading.progress import LoadProgress
 from services.worker.loading.reader import CheckpointReader
+from services.worker.loading.room import check_room
 from services.worker.loading.stored_types import STORED_TYPES
 from services.worker.loading.strategy import LoadStrategy
 from services.worker.model.decoder import Decoder
@@ -47,11 +48,13 @@ def load_model(
 
     Raises:
         CheckpointError: A file or tensor is missing, extra, misshapen, mistyped or damaged.
+        ConfigError: There is no room for the weights.
     """
     with CheckpointReader(path) as reader:
         entries = reader.entries()
         # Before the memory of the weights is taken.
         check_entries(reader.path, entries, spec)
+        check_room(spec)
         decoder = Decoder.build(spec)
         present = {slot.name: slot for slot in decoder.slots() if slot.name in entries}
         _fill(reader, present, strategy or LoadStrategy(), progress)

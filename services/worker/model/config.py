@@ -73,6 +73,8 @@ class ModelConfig:
         """Check every bound; the first violation names its field and value."""
         for name in _POSITIVE:
             _require(getattr(self, name) > 0, name, getattr(self, name), "must be positive")
+        for name, most in _MOST.items():
+            _require_at_most(most, name, getattr(self, name))
         _require(
             self.num_nextn_predict_layers in {0, 1},
             "num_nextn_predict_layers",
@@ -165,6 +167,8 @@ class ModelConfig:
         """Build from the parsed config.json."""
         _refuse_unserved(values)
         num_layers = _integer(values, "num_hidden_layers")
+        # Before a list of that many layers is made.
+        _require_at_most(_MOST["num_hidden_layers"], "num_hidden_layers", num_layers)
         rms_norm_eps = _number(values, "rms_norm_eps")
         integers = {name: _integer(values, name) for name in _INTEGERS}
         return cls(
@@ -214,6 +218,24 @@ _POSITIVE = (
     "latent_norm_eps",
 )
 
+# Where a number can only be a mistake: well above every model of the family, and small enough that
+# what is built without storage to compare it with the weights stays small.
+_MOST: Mapping[str, int] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "num_hidden_layers": 1024,
+    "q_lora_rank": 1 << 17,
+    "qk_nope_head_dim": 1 << 12,
+    "v_head_dim": 1 << 12,
+    "n_routed_experts": 1 << 14,
+    "n_shared_experts": 1 << 8,
+    "index_topk": 1 << 16,
+    # Angles are computed from positions in float32, which is exact up to here.
+    "max_position_embeddings": 1 << 24,
+}
+
 # What the decoder computes; any other value would silently change the result.
 _ONLY_VALUES: Mapping[str, object] = {
     "model_type": "glm_moe_dsa",
@@ -232,6 +254,10 @@ _ONLY_VALUES: Mapping[str, object] = {
 def _require(holds: bool, field: str, value: object, bound: str) -> None:
     if not holds:
         raise ConfigError(f"config.json: {field}={value!r}: {bound}")
+
+
+def _require_at_most(most: int, field: str, value: int) -> None:
+    _require(value <= most, field, value, f"must be at most {most}")
 
 
 def _refuse_unserved(values: Mapping[str, Any]) -> None:

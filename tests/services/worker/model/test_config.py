@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.model.config import ModelConfig
+from services.worker.model.config import _INTEGERS, ModelConfig
 from shared.errors import ConfigError
 
 
@@ -102,3 +102,19 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str | None) -> None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
         ModelConfig.from_dir(tmp_path)
+
+
+SIZES = (*_INTEGERS, "num_nextn_predict_layers", "n_group", "topk_group")
+
+
+@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize("has_list", [True, False])
+def test_an_absurd_size_is_refused_before_anything_is_made_of_it(
+    field: str, has_list: bool, tiny_values: dict[str, Any]
+) -> None:
+    """Such sizes ended in an allocator's traceback, or in a list that had no end."""
+    tiny_values |= {field: 10**12, "indexer_types": tiny_values["indexer_types"] * has_list or None}
+    if field == "num_attention_heads":
+        tiny_values["num_key_value_heads"] = 10**12
+    with pytest.raises(ConfigError, match=rf"config\.json: {field}=1000000000000: must"):
+        ModelConfig.from_dict(tiny_values)
