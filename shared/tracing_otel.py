@@ -6,7 +6,9 @@ never a request. The first outcome and every change of it are logged.
 
 import atexit
 import contextvars
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -39,9 +41,12 @@ class OtelTracer:
             {"service.name": f"glm-mesh-{service_name}", "service.namespace": "glm-mesh"}
         )
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        for name in exporters:
-            exporter = OTLPSpanExporter() if name == "otlp" else ConsoleSpanExporter()
-            self._provider.add_span_processor(BatchSpanProcessor(LoggedExporter(exporter, name)))
+        self._exporters = [
+            LoggedExporter(OTLPSpanExporter() if name == "otlp" else ConsoleSpanExporter(), name)
+            for name in exporters
+        ]
+        for exporter in self._exporters:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("glm-mesh")
         self._propagator = TraceContextTextMapPropagator()
         atexit.register(self.shutdown, 1.0)
@@ -68,13 +73,20 @@ class OtelTracer:
         return _traceparent_of(trace.get_current_span())
 
     def shutdown(self, limit_s: float) -> None:
-        """Send what is left; the SDK's own limits are not kept when a collector hangs."""
+        """Send what is left; the SDK's own limits are not kept when a collector hangs.
+
+        A collector that is away is not waited for: services end one behind the other, and each
+        would wait in vain.
+        """
         atexit.unregister(self.shutdown)
         sender = threading.Thread(target=self._provider.shutdown, daemon=True)
         sender.start()
-        sender.join(limit_s)
+        if any(exporter.may_send(limit_s) for exporter in self._exporters):
+            sender.join(limit_s)
         if sender.is_alive():
-            _logger.warning("spans left unsent after %.1f s", limit_s)
+            _logger.warning("spans left unsent: the collector does not take them")
+            for exporter in self._exporters:
+                exporter.shutdown()  # wakes the thread that waits to try again
 
 
 class OtelSpan:
@@ -131,10 +143,19 @@ class LoggedExporter(SpanExporter):
         self._exporter = exporter
         self._name = name
         self._last: SpanExportResult | None = None
+        self._began_at = math.inf
+        self._is_ended = False
+
+    def may_send(self, limit_s: float) -> bool:
+        """Whether waiting for so long may help: it did not fail, nor try longer than that."""
+        is_stuck = time.monotonic() - self._began_at > limit_s
+        return self._last is not SpanExportResult.FAILURE and not is_stuck
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
+        self._began_at = time.monotonic()
         result = self._exporter.export(spans)
+        self._began_at = math.inf
         if result is not self._last:
             self._last = result
             if result is SpanExportResult.SUCCESS:
@@ -144,8 +165,10 @@ class LoggedExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """End the exporter."""
-        self._exporter.shutdown()
+        """End the exporter, once."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Pass on."""

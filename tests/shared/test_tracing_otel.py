@@ -102,3 +102,17 @@ def test_a_collector_that_is_away_costs_a_warning_and_a_bounded_exit(
         tracing.shutdown(1.0)
     assert time.monotonic() - before < 2
     assert "spans are dropped" in caplog.text
+
+
+def test_a_collector_that_is_away_is_not_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Services end one behind the other: what each waits in vain adds up."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    with caplog.at_level(logging.WARNING):
+        tracing.configure("worker")
+        time.sleep(1.0)  # the first batch is being tried again by now
+        before = time.monotonic()
+        tracing.shutdown(0.8)
+    assert time.monotonic() - before < 0.5
+    assert "spans left unsent" in caplog.text
