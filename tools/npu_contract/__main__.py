@@ -12,7 +12,23 @@ from collections.abc import Mapping
 
 from tools.npu_contract.environment import ROOT, Environment, prepare
 
-TESTS = ("tests/npu_contract", "tests/services/worker/ops")
+_MODEL = "tests/services/worker/model"
+_MODULES = (
+    "attention",
+    "experts",
+    "experts_int8",
+    "indexer",
+    "key_cache",
+    "latent_cache",
+    "linear_int8",
+    "mlp",
+)
+TESTS = (
+    "tests/npu_contract",
+    "tests/services/worker/ops",
+    *(f"{_MODEL}/test_{name}.py" for name in _MODULES),
+)
+"""What is about the wheel, and numeric tests of our kernels and of the modules that call them."""
 
 
 def main(arguments: list[str]) -> int:

@@ -71,6 +71,7 @@ RULES: Rules = MappingProxyType(
                 },
                 options={**_ALONE, "quant_mode": (0, 2), "expert_token_nums_type": (1,)},
                 limits=_limits,
+                case="without them",
             ),
         ),
         "npu_moe_distribute_combine_v2": (
@@ -102,6 +103,7 @@ RULES: Rules = MappingProxyType(
                 },
                 options={**_ALONE, "comm_quant_mode": (0,)},
                 limits=_limits,
+                case="without them",
             ),
         ),
     }

@@ -100,6 +100,7 @@ def test_a_plain_weight_cannot_be_written_into_a_packed_one() -> None:
     assert torch.equal(nz.unpack(packed), weight)
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")  # how torch_npu copies
 def test_a_deep_copy_is_whole() -> None:
     weight = random_weight((16, 8), torch.int8)
     assert torch.equal(nz.unpack(copy.deepcopy(nz.pack(weight))), weight)
