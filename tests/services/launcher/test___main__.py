@@ -28,10 +28,10 @@ def test_wrong_usage_exits_with_two(argv: list[str], capsys: pytest.CaptureFixtu
 
 
 def test_a_mistake_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["up", "--tensor-parallel-size", "2"]) == 2
+    assert main(["up", "--enable-lora"]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert err.startswith("glm-mesh: --tensor-parallel-size 2: not available")
+    assert err.startswith("glm-mesh: --enable-lora: not available")
 
 
 def test_a_services_name_replaces_this_process_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +69,22 @@ def test_the_launcher_imports_no_service_and_nothing_heavy() -> None:
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_an_interrupt_while_modules_are_imported_leaves_no_traceback() -> None:
+    """Importing takes half a second, in which a user may well think again."""
+    planted = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'pydantic':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from services.launcher.__main__ import main\n"
+        "sys.exit(main(['up']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", planted], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "glm-mesh: interrupted\n"
