@@ -92,15 +92,14 @@ def build_commands(
         layout: Ranks of the worker; one if not given.
     """
     layout = layout or Layout()
-    ranks = list(layout.ranks())
     flags = {
-        "scheduler": _scheduler_flags(settings, run_dir, ranks),
+        "scheduler": _scheduler_flags(settings, run_dir, layout),
         "detokenizer": _detokenizer_flags(settings, run_dir),
         "frontend": _frontend_flags(settings, run_dir, port),
     }
     commands = [
         _rank_command(settings, run_dir, layout, rank, service_flags.get("worker", ()))
-        for rank in ranks
+        for rank in layout.ranks()
     ]
     return commands + [
         Command(
@@ -178,11 +177,10 @@ def _worker_flags(settings: UpSettings, layout: Layout) -> list[object]:
     ]
 
 
-def _scheduler_flags(
-    settings: UpSettings, run_dir: RunDirectory, ranks: Sequence[WorkerRank]
-) -> list[object]:
-    leaders = [run_dir.address(rank.name) for rank in ranks if rank.is_leader]
+def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory, layout: Layout) -> list[object]:
+    leaders = [run_dir.address(rank.name) for rank in layout.ranks() if rank.is_leader]
     return [
+        *(["--enable-expert-parallel"] if layout.is_joint else []),
         *(word for address in leaders for word in ("--worker-address", address)),
         *("--drain-timeout-s", EDGE_DRAIN_S),
         *_given("--max-model-len", settings.max_model_len),

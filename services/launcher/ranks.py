@@ -31,7 +31,13 @@ class WorkerRank:
     number: int
     """Its place in the world."""
     replica: int
-    is_leader: bool
+    place: int
+    """Its place in the replica; the first one leads."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it answers for its replica."""
+        return self.place == 0
 
     @property
     def told(self) -> str:
@@ -47,6 +53,8 @@ class Layout:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    layer_partition: tuple[int, ...] = ()
+    """Layers of each stage; empty: as even as possible."""
 
     @property
     def replica_size(self) -> int:
@@ -77,7 +85,7 @@ class Layout:
                 world=world,
                 number=number,
                 replica=process // self.replica_size,
-                is_leader=process % self.replica_size == 0,
+                place=process % self.replica_size,
             )
 
 
@@ -131,9 +139,11 @@ def rank_flags(layout: Layout, rank: WorkerRank, rendezvous: Path) -> list[objec
     flags: list[object] = [
         *("--tensor-parallel-size", layout.tensor_parallel_size),
         *("--pipeline-parallel-size", layout.pipeline_parallel_size),
-        *("--rank", rank.number),
+        *("--rank", rank.place),
         *("--rendezvous", f"file://{rendezvous}"),
     ]
+    if layout.layer_partition:
+        flags += ["--pp-layer-partition", ",".join(map(str, layout.layer_partition))]
     if layout.enable_expert_parallel:
         flags.append("--enable-expert-parallel")
     if layout.is_joint:

@@ -12,8 +12,9 @@ from typing import Final
 from services.launcher.process import ServiceProcess
 from services.launcher.restarts import RestartPolicy
 
-# Ranks that end of one cause are told together; the cause is the first of them, or killed.
+# Ranks that end of one cause are told together, the cause before those that it cost their world.
 _ECHO_S: Final = 0.2
+EXIT_WORLD_LOST: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,7 @@ class Unit:
         finally:
             for wait in waits:
                 wait.cancel()
-        # What killed a rank is the cause; that its peers raised an error follows from it.
-        return sorted(deaths, key=lambda death: death.code >= 0)
+        return sorted(deaths, key=lambda death: death.code == EXIT_WORLD_LOST)
 
     async def stop(self, limit_s: float) -> list[ServiceProcess]:
         """End every process; those that had to be killed."""

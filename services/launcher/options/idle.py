@@ -19,6 +19,10 @@ def _has_one_rank(asked: Deployment) -> bool:
     return asked.flags.tensor_parallel_size == 1
 
 
+def _has_many_ranks(asked: Deployment) -> bool:
+    return asked.replica_size * asked.flags.data_parallel_size > 1
+
+
 def _spreads_nothing(asked: Deployment) -> bool:
     return asked.ep_size == 1
 
@@ -61,6 +65,11 @@ IDLE: Final = (
         reason="there is one replica",
     ),
     Idle(
+        names=("data_parallel_address", "data_parallel_rpc_port"),
+        when=lambda asked: not _has_one_replica(asked) and asked.flags.nnodes == 1,
+        reason="replicas of one machine find each other by themselves",
+    ),
+    Idle(
         names=("master_addr", "master_port"),
         when=lambda asked: asked.flags.nnodes == 1,
         reason="there is one machine",
@@ -89,6 +98,11 @@ IDLE: Final = (
         ),
         when=_spreads_nothing,
         reason="one rank holds every expert, so no token travels",
+    ),
+    Idle(
+        names=(f"{_EXTRA}.mega_moe_max_tokens",),
+        when=lambda asked: not _spreads_nothing(asked),
+        reason="no step goes by the operator that it bounds",
     ),
     Idle(
         names=(f"{_EXTRA}.enable_flashcomm1",),
@@ -190,8 +204,13 @@ IDLE: Final = (
     Idle(names=_DEVICE_VARIABLES, when=_is_on_cpu, reason="the model runs on a CPU"),
     Idle(
         names=_LINKS,
-        when=lambda asked: asked.replica_size * asked.flags.data_parallel_size == 1,
+        when=lambda asked: not _has_many_ranks(asked),
         reason="one rank talks to no other",
+    ),
+    Idle(
+        names=tuple(name for name in _LINKS if not name.startswith("environment.GLOO_")),
+        when=lambda asked: _has_many_ranks(asked) and _is_on_cpu(asked),
+        reason="on a CPU ranks exchange by Gloo",
     ),
     Idle(
         names=("environment.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",),

@@ -50,6 +50,15 @@ PASSED: Final = (
     Passed(name="seed", service="frontend", flag="--seed"),
 )
 
+# They say which worker processes there are, and what each is told (ranks.py).
+LAYOUT: Final = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "environment.VLLM_PP_LAYER_PARTITION",
+)
+
 # Accepted values say what is so in any case; the others are in the tables.
 AS_IT_IS: Final = (
     "quantization",
@@ -57,6 +66,8 @@ AS_IT_IS: Final = (
     "kv_cache_dtype",
     "load_format",
     "node_rank",
+    "data_parallel_size_local",
+    "data_parallel_start_rank",
     "distributed_executor_backend",
     "api_server_count",
     "compilation_config.cudagraph_mode",

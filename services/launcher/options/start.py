@@ -81,6 +81,7 @@ def _layout(left: Deployment) -> Layout:
         pipeline_parallel_size=flags.pipeline_parallel_size,
         data_parallel_size=flags.data_parallel_size,
         enable_expert_parallel=flags.enable_expert_parallel,
+        layer_partition=tuple(left.environment.VLLM_PP_LAYER_PARTITION or ()),
     )
 
 

@@ -8,7 +8,10 @@ from typing import Final
 from services.launcher.options.deployment import Deployment
 from services.launcher.options.rules import Unbuilt
 
-_RANKS = "one worker with one rank is built"
+_RANKS = "ranks of one machine are built"
+_CUTS = "layers are cut over the ranks of a stage, in one way"
+_EXCHANGE = "tokens travel to experts in the way that the worker chooses"
+_ONE_FRONT = "one scheduler places the requests of all replicas"
 _ADAPTERS = "adapters are not built"
 _GRAMMARS = "grammars are not built"
 _GRAPHS = "graph capture is not built"
@@ -25,6 +28,10 @@ def _has_replicas(asked: Deployment) -> bool:
     return asked.flags.data_parallel_size > 1
 
 
+def _starts_late(asked: Deployment) -> bool:
+    return _has_replicas(asked) and bool(asked.flags.data_parallel_start_rank)
+
+
 def _spreads_experts(asked: Deployment) -> bool:
     return asked.ep_size > 1
 
@@ -39,13 +46,25 @@ _DRAFTS = "speculative_config"
 
 UNBUILT: Final = (
     # Ranks and replicas
-    Unbuilt(name="tensor_parallel_size", missing=_RANKS),
-    Unbuilt(name="pipeline_parallel_size", missing=_RANKS),
-    Unbuilt(name="data_parallel_size", missing=_RANKS),
-    Unbuilt(name="prefill_context_parallel_size", missing=_RANKS),
-    Unbuilt(name="decode_context_parallel_size", missing=_RANKS),
-    Unbuilt(name="enable_expert_parallel", missing=_RANKS, asks=_spreads_experts),
+    Unbuilt(
+        name="prefill_context_parallel_size", missing="prompts are not cut over ranks of their own"
+    ),
+    Unbuilt(
+        name="decode_context_parallel_size", missing="every rank of a layer has the whole cache"
+    ),
     Unbuilt(name="nnodes", missing=_RANKS),
+    Unbuilt(
+        name="data_parallel_size_local",
+        missing=_RANKS,
+        asks=lambda asked: (
+            asked.flags.data_parallel_size_local != asked.flags.data_parallel_size
+            and _has_replicas(asked)
+        ),
+    ),
+    Unbuilt(name="data_parallel_start_rank", missing=_RANKS, asks=_starts_late),
+    Unbuilt(name="data_parallel_rank", missing=_RANKS, asks=_has_replicas),
+    Unbuilt(name="data_parallel_hybrid_lb", missing=_ONE_FRONT, asks=_has_replicas),
+    Unbuilt(name="data_parallel_external_lb", missing=_ONE_FRONT, asks=_has_replicas),
     Unbuilt(name="headless", missing="each machine serves HTTP"),
     Unbuilt(
         name="distributed_executor_backend",
@@ -58,15 +77,27 @@ UNBUILT: Final = (
         missing="one frontend is built (only 1)",
         asks=lambda asked: asked.flags.api_server_count != 1,
     ),
-    Unbuilt(name=f"{_EXTRA}.enable_dsa_cp", missing=_RANKS, asks=_has_ranks),
-    Unbuilt(name=f"{_EXTRA}.layer_sharding", missing=_RANKS, asks=_has_ranks),
-    Unbuilt(name=f"{_EXTRA}.enable_reduce_sample", missing=_RANKS, asks=_has_ranks),
-    Unbuilt(name=f"{_EXTRA}.enable_shared_expert_dp", missing=_RANKS, asks=_has_ranks),
-    Unbuilt(name=f"{_EXTRA}.enable_balance_scheduling", missing=_RANKS, asks=_has_replicas),
-    Unbuilt(name=f"{_EXTRA}.enable_fused_mc2", missing=_RANKS, asks=_spreads_experts),
-    Unbuilt(name=f"{_EXTRA}.enable_mc2_hierarchy_comm", missing=_RANKS, asks=_spreads_experts),
-    Unbuilt(name=f"{_EXTRA}.enable_prefill_mc2", missing=_RANKS, asks=_spreads_experts),
-    Unbuilt(name=f"{_EXTRA}.finegrained_tp_config", missing=_RANKS),
+    Unbuilt(
+        name=f"{_EXTRA}.enable_dsa_cp",
+        missing="every rank attends for all tokens of a step",
+        asks=_has_ranks,
+    ),
+    Unbuilt(name=f"{_EXTRA}.layer_sharding", missing=_CUTS, asks=_has_ranks),
+    Unbuilt(
+        name=f"{_EXTRA}.enable_reduce_sample",
+        missing="one rank samples from whole logits",
+        asks=_has_ranks,
+    ),
+    Unbuilt(name=f"{_EXTRA}.enable_shared_expert_dp", missing=_CUTS, asks=_has_ranks),
+    Unbuilt(
+        name=f"{_EXTRA}.enable_balance_scheduling",
+        missing="requests go where least is to do, always",
+        asks=_has_replicas,
+    ),
+    Unbuilt(name=f"{_EXTRA}.enable_fused_mc2", missing=_EXCHANGE, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.enable_mc2_hierarchy_comm", missing=_EXCHANGE, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.enable_prefill_mc2", missing=_EXCHANGE, asks=_spreads_experts),
+    Unbuilt(name=f"{_EXTRA}.finegrained_tp_config", missing=_CUTS),
     # Experts
     Unbuilt(name="enable_eplb", missing=_LOAD),
     Unbuilt(
@@ -121,7 +152,7 @@ UNBUILT: Final = (
     ),
     Unbuilt(
         name=f"{_EXTRA}.scheduler_config.dyntra_lb_config",
-        missing=_RANKS,
+        missing="requests go where least is to do, always",
         asks=lambda asked: asked.flags.additional_config.scheduler_config.dyntra_lb_config.enabled,
     ),
     # KV blocks

@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from services.launcher.ranks import Layout, check_fit, own_devices, rank_flags, threads_per_rank
+from services.worker.settings import WorkerSettings
+from shared.config import parse
 from shared.errors import ConfigError
 
 
@@ -67,6 +69,27 @@ def test_more_ranks_than_visible_devices_are_refused() -> None:
     check_fit(layout, device="npu", visible_devices=None, num_cores=1)
     with pytest.raises(ConfigError, match=r"4 ranks .* 3 devices of ASCEND_RT_VISIBLE_DEVICES"):
         check_fit(layout, device="npu", visible_devices="0,1,2", num_cores=99)
+
+
+def test_stages_are_cut_as_they_were_asked_for() -> None:
+    layout = Layout(pipeline_parallel_size=2, layer_partition=(3, 2))
+    words = rank_flags(layout, next(layout.ranks()), Path("/m"))
+    assert words[-2:] == ["--pp-layer-partition", "3,2"]
+
+
+def test_a_worker_knows_every_flag_of_a_rank() -> None:
+    layout = Layout(
+        pipeline_parallel_size=2,
+        data_parallel_size=2,
+        enable_expert_parallel=True,
+        layer_partition=(3, 2),
+    )
+    words = ["--address", "unix:/a", "--model", "/m"]
+    words += [str(word) for word in rank_flags(layout, list(layout.ranks())[3], Path("/m"))]
+    settings = parse(WorkerSettings, words)
+    assert (settings.data_parallel_rank, settings.rank, settings.world_rank) == (1, 1, 3)
+    assert str(settings.topology) == "dp2,pp2[3/2],tp1,ep"
+    assert settings.rendezvous == "file:///m"
 
 
 def test_ranks_share_the_cores() -> None:

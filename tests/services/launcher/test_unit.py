@@ -52,7 +52,7 @@ async def test_a_stopped_rank_does_not_outlive_its_world(tmp_path: Path) -> None
 
 async def test_a_killed_rank_is_told_before_those_that_failed_because_of_it(tmp_path: Path) -> None:
     killed = "import os, time; time.sleep(0.3); os.kill(os.getpid(), 9)"
-    unit = world(tmp_path, "import time; time.sleep(0.3); exit(1)", killed)
+    unit = world(tmp_path, "import time; time.sleep(0.3); exit(3)", killed)
     await unit.start()
     deaths = await unit.wait_death()
     assert (deaths[0].process.service, deaths[0].code) == ("worker.1", -9)

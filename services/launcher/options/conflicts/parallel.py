@@ -23,6 +23,11 @@ def _machines_split_a_rank(asked: Deployment) -> bool:
     return flags.data_parallel_size * asked.replica_size % flags.nnodes != 0
 
 
+def _has_more_stages_than_layers(asked: Deployment) -> bool:
+    total = asked.model.num_hidden_layers
+    return total is not None and asked.flags.pipeline_parallel_size > total
+
+
 def _partition_of_other_stages(asked: Deployment) -> bool:
     layers = asked.environment.VLLM_PP_LAYER_PARTITION
     return layers is not None and len(layers) != asked.flags.pipeline_parallel_size
@@ -113,6 +118,24 @@ RANKS: Final = (
 )
 
 STAGES: Final = (
+    Conflict(
+        key="stages-layers",
+        names=(_PP, "model.num_hidden_layers"),
+        holds=_has_more_stages_than_layers,
+        outcome=Outcome.REFUSE,
+        text="every stage takes one layer at least",
+        source="vLLM distributed/utils.py",
+    ),
+    Conflict(
+        key="replay-ranks",
+        names=("settings.worker", _TP, _PP, "enable_expert_parallel"),
+        holds=lambda asked: (
+            asked.settings.worker == "replay" and (asked.replica_size > 1 or asked.ep_size > 1)
+        ),
+        outcome=Outcome.REFUSE,
+        text="a worker without a model has nothing to cut; several replicas are fine",
+        source="own",
+    ),
     Conflict(
         key="partition-stages",
         names=(_PARTITION, _PP),

@@ -11,7 +11,7 @@ def test_asking_for_nothing_is_served_without_a_word() -> None:
 
 
 def test_a_conflict_is_told_although_neither_feature_is_built_and_comes_first() -> None:
-    refusals = verdict("-tp 8 -dcp 4").refusals
+    refusals = verdict("-tp 8 -dcp 4 --nnodes 2").refusals
     assert len(refusals) == 3
     assert "--decode-context-parallel-size 4 with --tensor-parallel-size 8" in refusals[0]
     assert all("not available" in refusal for refusal in refusals[1:])

@@ -14,7 +14,7 @@ from services.launcher.options.deployment import Deployment, named
 from services.launcher.options.environment import read_environment
 from services.launcher.options.facts import ModelFacts
 from services.launcher.options.judge import judge
-from services.launcher.options.passing import AS_IT_IS, PASSED
+from services.launcher.options.passing import AS_IT_IS, LAYOUT, PASSED
 from services.launcher.settings import UpSettings
 from tests.services.launcher.options.cases import DENSE, NANO, W8A8
 
@@ -128,7 +128,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 # Read by torch_npu and CANN on a device: told on a CPU only.
 DEVICE = {name for name in VALUES if name.startswith(("environment.PYTORCH", "environment.ASCEND"))}
-HONOURED = {passed.name for passed in PASSED} | set(AS_IT_IS)
+HONOURED = {passed.name for passed in PASSED} | set(AS_IT_IS) | set(LAYOUT)
 
 
 @dataclass(frozen=True)

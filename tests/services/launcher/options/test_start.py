@@ -51,7 +51,7 @@ def test_everything_that_is_wrong_is_told_at_once_a_line_each() -> None:
         "--block-size 0:",
         "--additional-config: weight_nz_mode 5:",
         "HCCL_BUFFSIZE=many:",
-        "--tensor-parallel-size 3: not available",
+        "--decode-context-parallel-size 2: not available",
     ]
     for start in starts:
         assert any(line.strip().startswith(start) for line in lines), start
@@ -83,3 +83,26 @@ def test_values_of_the_settings_take_part_in_conflicts_wherever_they_come_from(
     path.write_text("max_num_seqs = 64\n")
     with pytest.raises(ConfigError, match="--max-num-batched-tokens 8 with --max-num-seqs 64"):
         read_start(["--config", str(path), "--max-num-batched-tokens", "8"], {})
+
+
+def test_the_layout_of_ranks_is_read_in_long_and_short_form() -> None:
+    start = read_start(["-tp", "2", "-pp", "2", "-ep"], {"VLLM_PP_LAYER_PARTITION": "3,2"})
+    layout = start.layout
+    assert (layout.tensor_parallel_size, layout.pipeline_parallel_size) == (2, 2)
+    assert layout.enable_expert_parallel
+    assert layout.layer_partition == (3, 2)
+    assert read_start(["--data-parallel-size", "2"], {}).layout.data_parallel_size == 2
+
+
+def test_more_ranks_than_this_machine_runs_are_one_line_with_their_sizes() -> None:
+    with pytest.raises(ConfigError, match="--data-parallel-size 4000: 4000 ranks are more"):
+        read_start(["--data-parallel-size", "4000"], {})
+    with pytest.raises(ConfigError, match="the 1 devices of ASCEND_RT_VISIBLE_DEVICES=7"):
+        read_start(["--device", "npu", "-tp", "2"], {"ASCEND_RT_VISIBLE_DEVICES": "7"})
+
+
+def test_stages_and_heads_that_the_model_has_not_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 6 with .*num_hidden_layers"):
+        read_start(["-pp", "6"], {})
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 with .*num_attention_heads"):
+        read_start(["-tp", "3"], {})

@@ -4,10 +4,10 @@ from services.launcher.options.additional import AdditionalConfig
 from services.launcher.options.deployment import Deployment, named
 from services.launcher.options.environment import Environment
 from services.launcher.options.idle import IDLE
-from services.launcher.options.passing import AS_IT_IS, PASSED
+from services.launcher.options.passing import AS_IT_IS, LAYOUT, PASSED
 from services.launcher.options.serve import ServeOptions
 from services.launcher.options.unbuilt import UNBUILT
-from tests.services.launcher.options.cases import drafts, extra, graphs, verdict
+from tests.services.launcher.options.cases import drafts, extra, graphs, join, verdict
 
 
 def paths() -> list[str]:
@@ -24,17 +24,13 @@ def paths() -> list[str]:
     ]
 
 
-# Only the conflicts read it; it changes nothing of its own.
-ONLY_IN_CONFLICTS = {"environment.VLLM_PP_LAYER_PARTITION"}
-
-
 def test_every_option_is_honoured_or_refused_or_told() -> None:
     handled = {
         *(rule.name for rule in UNBUILT),
         *(name for rule in IDLE for name in rule.names),
         *(passed.name for passed in PASSED),
         *AS_IT_IS,
-        *ONLY_IN_CONFLICTS,
+        *LAYOUT,
     }
     assert [path for path in paths() if path not in handled] == []
     for name in handled:
@@ -44,9 +40,13 @@ def test_every_option_is_honoured_or_refused_or_told() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("--tensor-parallel-size 2", "--tensor-parallel-size 2"),
-        ("-pp 2", "--pipeline-parallel-size 2"),
-        ("-tp 2 -ep", "--enable-expert-parallel"),
+        ("-tp 2 -dcp 2", "--decode-context-parallel-size 2"),
+        ("--nnodes 2 -tp 2", "--nnodes 2"),
+        ("-dp 2 -dpl 1", "--data-parallel-size-local 1"),
+        ("-dp 2 -dpr 1 -dpl 1", "--data-parallel-start-rank 1"),
+        ("-dp 2 -dpn 1", "--data-parallel-rank 1"),
+        ("-dp 2 -dpe", "--data-parallel-external-lb"),
+        (join("-tp 2", extra(enable_dsa_cp=True)), "--additional-config enable_dsa_cp=true"),
         ("--headless", "--headless"),
         ("--api-server-count 4", "--api-server-count 4"),
         ("--distributed-executor-backend ray", "--distributed-executor-backend ray"),
@@ -84,6 +84,12 @@ def test_what_is_not_built_refuses_by_name(text: str, shown: str) -> None:
     "text",
     [
         "-tp 1 -pp 1 -dp 1 -dcp 1 -pcp 1 --nnodes 1 --node-rank 0",
+        "-tp 2",
+        "-tp 2 -pp 2",
+        "-pp 2 --enable-expert-parallel -tp 2",
+        "-dp 2",
+        "-dp 2 -ep -dpl 2 -dpr 0",
+        "VLLM_PP_LAYER_PARTITION=41,37 -pp 2",
         "--distributed-executor-backend mp",
         "--api-server-count 1",
         "--block-size 128",

@@ -32,6 +32,8 @@ CASES = (
         passes="-tp 8 -dcp 8 --cp-kv-cache-interleave-size 128",
     ),
     Case(key="pcp-pp", meets="-pcp 2 -pp 2", passes="-pcp 2"),
+    Case(key="stages-layers", meets="-pp 79", passes="-pp 78"),
+    Case(key="replay-ranks", meets="--worker replay -tp 2", passes="--worker replay -dp 2"),
     Case(
         key="partition-stages",
         meets="VLLM_PP_LAYER_PARTITION=41,37",
