@@ -5,6 +5,7 @@ there is no next step for any of them. Only a plan that is refused is refused by
 before anything is exchanged.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
@@ -107,4 +108,6 @@ class GroupExecutor:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:500]
+    """Without the place in Gloo's source, and its advice."""
+    line = re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", str(error).partition("\n")[0])
+    return line.partition(". This is typically")[0][:500]

@@ -249,8 +249,10 @@ class Hub:
         self._selector.unregister(line.socket)
         line.close()
         if rank is not None:
-            member = self._members.pop(rank)
-            self._decide(f"rank {rank}: its process ended; it was {member.position}")
+            del self._members[rank]
+            # What it said last may be half a second old; in a step all ranks are in the same one.
+            own = self._progress.position()
+            self._decide(f"rank {rank}: its process ended; rank 0 is {own}")
 
     def _heard(self, now: float) -> dict[int, Heard]:
         heard = {

@@ -1,9 +1,8 @@
 """What each rank does in tests of whole replicas: leaders run schedulers, the others follow."""
 
-import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,9 @@ def make_settings(path: str, **flags: Any) -> WorkerSettings:
     )  # fmt: skip
 
 
-def rank_settings(rank: int, rendezvous: str, path: str, topology: str, **flags: Any) -> WorkerSettings:
+def rank_settings(
+    rank: int, rendezvous: str, path: str, topology: str, **flags: Any
+) -> WorkerSettings:
     layout = Topology.parse(topology)
     size = layout.replica_size
     return make_settings(
@@ -55,6 +56,7 @@ class Replica:
         self._orders = orders
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
         self.make_tick: Callable[[StepPlan], Tick | None] = lambda plan: None
+        self.last: StepResult | None = None
         self._epoch = Epoch(1, 1)
         opened = threading.Event()
         orders.put(StartEpoch(epoch=self._epoch, opened=opened.set))
@@ -66,7 +68,9 @@ class Replica:
         self._orders.put(
             RunPlan(epoch=self._epoch, plan=plan, answer=self._results.put, encode=encode)
         )
-        return self._results.get(timeout=_PATIENCE_S)
+        self.last = None
+        self.last = self._results.get(timeout=_PATIENCE_S)
+        return self.last
 
 
 def run_ranks(
@@ -79,11 +83,7 @@ def run_ranks(
 ) -> Any:
     """Each replica runs its jobs; its leader returns what became of them."""
     settings = rank_settings(rank, rendezvous, path, topology, **flags)
-    world = WorldRank(settings)
-    orders = LocalOrders()
-    source = world.lead(orders) if settings.is_leader else world.follow(read_plan)
-    runner = Runner(lambda: world.build(lambda: False), source)
-    runner.start()
+    world, runner, orders = start(settings)
     found = None
     if settings.is_leader:
         replica = Replica(runner, orders)
@@ -97,6 +97,14 @@ def run_ranks(
     runner.ready.result(0)
     world.leave()
     return found
+
+
+def start(settings: WorkerSettings) -> tuple[WorldRank, Runner, LocalOrders]:
+    world, orders = WorldRank(settings), LocalOrders()
+    source = world.lead(orders) if settings.is_leader else world.follow(read_plan)
+    runner = Runner(lambda: world.build(lambda: False), source)
+    runner.start()
+    return world, runner, orders
 
 
 def run_jobs(executor: Any, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,7 +151,3 @@ def run_in_ticks(
             assert result.failure is None
     assert not scheduler.live
     return describe(scheduler, lives)
-
-
-def steps(count: int) -> Iterator[int]:
-    return itertools.islice(itertools.count(1), count)

@@ -5,6 +5,7 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,19 @@ class Ranks:
         self._processes: list[subprocess.Popen[str]] = []
         self._num_cases = 0
 
-    def run(self, count: int, case: str, *, timeout_s: float = 60, **arguments: Any) -> list[Any]:
-        """What each of `count` ranks returns from `module:function`."""
+    def run(
+        self,
+        count: int,
+        case: str,
+        *,
+        timeout_s: float = 60,
+        lost: Collection[int] = (),
+        **arguments: Any,
+    ) -> list[Any]:
+        """What each of `count` ranks returns from `module:function`; None of `lost` ones.
+
+        Ranks that are lost take the others' world with them: all are started anew afterwards.
+        """
         self._num_cases += 1
         while len(self._processes) < count:
             self._processes.append(self._start(len(self._processes)))
@@ -38,9 +50,15 @@ class Ranks:
             assert process.stdin is not None
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
-        errors = self._wait(count, timeout_s)
-        assert not any(errors), "\n".join(f"rank {at}: {text}" for at, text in enumerate(errors))
-        return [torch.load(file, weights_only=False) for file in files]
+        waited = [rank for rank in range(count) if rank not in lost]
+        errors = self._wait(waited, timeout_s)
+        if lost or any(errors.values()):
+            self.stop()  # they wait for each other
+        assert not any(errors.values()), "\n".join(f"rank {at}: {e}" for at, e in errors.items())
+        return [
+            None if rank in lost else torch.load(file, weights_only=False)
+            for rank, file in enumerate(files)
+        ]
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -51,20 +69,19 @@ class Ranks:
             text=True,
         )
 
-    def _wait(self, count: int, timeout_s: float) -> list[str]:
+    def _wait(self, waited: list[int], timeout_s: float) -> dict[int, str]:
         deadline = time.monotonic() + timeout_s
-        errors = [f"no answer within {timeout_s} s"] * count
+        errors = dict.fromkeys(waited, f"no answer within {timeout_s} s")
         with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self._processes[:count]):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            for rank in waited:
+                stdout = self._processes[rank].stdout
+                assert stdout is not None
+                selector.register(stdout, selectors.EVENT_READ, rank)
             while selector.get_map() and time.monotonic() < deadline:
                 for key, _ in selector.select(deadline - time.monotonic()):
                     line = key.fileobj.readline()  # type: ignore[union-attr]  # a pipe
                     errors[key.data] = json.loads(line)["error"] if line else "the process ended"
                     selector.unregister(key.fileobj)
-        if any(errors):
-            self.stop()  # they wait for each other
         return errors
 
     def stop(self) -> None:
