@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_npu.npu._backends import get_soc_version
 from torch_npu.op_plugin.meta import _meta_registrations
 
 from services.worker.ops.device_rules import DeviceGuard
@@ -100,3 +101,10 @@ def test_a_change_of_layout_has_no_shape_function_in_the_wheel() -> None:
     weight = meta(4, 64, 48, dtype=torch.int8)
     cast = torch.ops.npu.npu_format_cast(weight, 29)
     assert (cast.shape, cast.dtype) == (weight.shape, weight.dtype)
+
+
+def test_a_shape_function_asks_the_device_which_chip_it_is() -> None:
+    """Without one it fails; under the plugin all of them see an A2."""
+    with pytest.raises(RuntimeError):
+        get_soc_version()
+    assert _meta_registrations.get_soc_version() < 260  # the number of an A5

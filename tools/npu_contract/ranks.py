@@ -56,7 +56,8 @@ class ShapeGroup:
 
     def send(self, x: Tensor, target: int) -> None:
         """Nobody takes it."""
-        assert 0 <= target < self.size != self.rank
+        assert 0 <= target < self.size
+        assert target != self.rank
 
     def receive(self, x: Tensor, source: int) -> Tensor:
         """As large as `x`."""

@@ -141,6 +141,7 @@ def _others() -> Iterator[Variant]:
     """What differs on other devices, in other layouts, and between stages."""
     weights: Weights
     yield Variant(model="benchmark")
+    yield Variant(model="glm-nano", weights="w4a8")
     for weights in _RECIPES:
         yield Variant(model="glm-5.2", weights=weights, caches="C8", place="TP8", weight_nz_mode=0)
     yield Variant(model="glm-5.2", caches="C8 of A5", place="TP8")
