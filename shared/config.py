@@ -11,7 +11,7 @@ import difflib
 import json
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
@@ -30,6 +30,9 @@ from shared.errors import ConfigError
 from shared.log import LogLevel
 
 ENV_PREFIX: Final = "GLM_MESH_"
+_SERVICE_PREFIXES: Final = ("UP_", "FRONTEND_", "DETOKENIZER_", "SCHEDULER_", "WORKER_")
+# Settings of one service that begin with the name of another.
+_NAMED_AFTER_OTHERS: Final = frozenset({"WORKER_ADDRESS", "WORKER_GRACE_S"})
 # sockaddr_un holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
 
@@ -121,6 +124,34 @@ def parse(settings_class: type[SettingsT], argv: Sequence[str], *, prog: str = "
         return settings_class(**merged)
     except ValidationError as error:
         raise ConfigError(_explain(settings_class, error, origins)) from None
+
+
+def unread_variables(
+    settings_class: type[ProcessSettings], variables: Mapping[str, str]
+) -> Iterator[str]:
+    """A line for each `GLM_MESH_*` variable that is meant for this process and not read.
+
+    Other processes read other variables: one without this process's name in it is only told if
+    it resembles one of this process's settings.
+    """
+    known = sorted(name.upper() for name in settings_class.model_fields)
+    own = f"{settings_class.service}_".upper()
+    for variable in sorted(variables):
+        name = variable.upper()
+        if not name.startswith(ENV_PREFIX):
+            continue
+        name = name.removeprefix(ENV_PREFIX)
+        is_own = len(own) > 1 and name.startswith(own)
+        bare = name.removeprefix(own) if is_own else name
+        if bare in known or name in known or name in _NAMED_AFTER_OTHERS:
+            continue
+        if not is_own and name.startswith(_SERVICE_PREFIXES):
+            continue
+        close = difflib.get_close_matches(bare, known, n=1, cutoff=0.6 if is_own else 0.93)
+        if is_own or close:
+            right = variable[: len(variable) - len(bare)] + "".join(close)
+            advice = f"; did you mean {right}?" if close else ""
+            yield f"{variable} is set, and no setting has that name{advice}"
 
 
 def flag_of(name: str) -> str:

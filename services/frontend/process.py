@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -87,13 +86,10 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
         gateway.renderer.close()
 
 
-async def run(settings: FrontendSettings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:
+    """Serve until `stop`, then drain."""
     gateway = build_gateway(settings)
     raise_file_limit()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rpc_server = server.build_server(gateway, settings.address)
     async with contextlib.AsyncExitStack() as stack:
         sides = ServiceSides(

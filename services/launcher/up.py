@@ -14,7 +14,9 @@ from services.launcher.display import Display
 from services.launcher.options.serve import help_text
 from services.launcher.options.start import Start, read_start
 from services.launcher.run_dir import make_run_directory
+from services.launcher.settings import UpSettings
 from services.launcher.supervisor import Supervisor
+from shared.config import unread_variables
 from shared.errors import ConfigError
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -31,7 +33,7 @@ def run_up(argv: Sequence[str]) -> int:
     except SystemExit:  # --help was printed
         sys.stdout.write(help_text())
         raise
-    for line in start.lines:
+    for line in (*start.lines, *unread_variables(UpSettings, os.environ)):
         sys.stderr.write(f"glm-mesh: note: {line}\n")
     settings = start.settings
     port = claim_port(settings.host, settings.port)

@@ -4,7 +4,15 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field, SecretStr
 
-from shared.config import ServiceSettings, check_address, flag_of, has_tables, parse, shown
+from shared.config import (
+    ServiceSettings,
+    check_address,
+    flag_of,
+    has_tables,
+    parse,
+    shown,
+    unread_variables,
+)
 from shared.errors import ConfigError
 
 
@@ -177,3 +185,24 @@ def test_each_value_of_a_list_is_one_entry_whatever_it_holds(value: str) -> None
 def test_a_list_flag_without_a_value_is_named(rest: list[str]) -> None:
     with pytest.raises(ConfigError, match="--served-model-name needs a value"):
         parse(Settings, [*ADDRESS, "--served-model-name", *rest])
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("GLM_MESH_MAX_NUM_SEQ", "; did you mean GLM_MESH_MAX_NUM_SEQS?"),
+        ("GLM_MESH_SCHEDULER_MAX_SEQS", "; did you mean GLM_MESH_SCHEDULER_MAX_NUM_SEQS?"),
+        ("GLM_MESH_SCHEDULER_COLOUR", ""),
+    ],
+)
+def test_a_variable_that_no_setting_reads_is_told_by_name(variable: str, advice: str) -> None:
+    (line,) = unread_variables(Settings, {variable: "1", "PATH": "/bin"})
+    assert line == f"{variable} is set, and no setting has that name{advice}"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["GLM_MESH_MAX_NUM_SEQS", "glm_mesh_scheduler_dtype", "GLM_MESH_WORKER_X", "GLM_MESH_PORT"],
+)
+def test_variables_that_are_read_here_or_elsewhere_are_not_told(variable: str) -> None:
+    assert not list(unread_variables(Settings, {variable: "1"}))

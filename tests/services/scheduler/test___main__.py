@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.__main__ import EXIT_USAGE, main
+from services.scheduler.__main__ import main
+from shared.process import EXIT_USAGE
 
 
 @pytest.fixture
