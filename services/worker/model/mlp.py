@@ -37,9 +37,9 @@ def make_mlp(spec: ModelSpec, prefix: str, width: int) -> MLP:
     parts = {"gate_proj": width, "up_proj": width}
     gate_up = make_projection(spec, prefix, parts, hidden, Cut.OUTPUTS)
     down = make_projection(spec, prefix, {"down_proj": hidden}, width, Cut.INPUTS)
-    if isinstance(gate_up, DynamicInt8Linear) and isinstance(down, DynamicInt8Linear):
-        if takes_gated_sums(spec.placement.largest_share(width)):
-            return DynamicInt8MLP(gate_up, down)
+    is_taken = takes_gated_sums(spec.placement.largest_share(width))
+    if is_taken and isinstance(gate_up, DynamicInt8Linear) and isinstance(down, DynamicInt8Linear):
+        return DynamicInt8MLP(gate_up, down)
     return GatedMLP(gate_up, down)
 
 
