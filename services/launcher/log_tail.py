@@ -1,10 +1,17 @@
-"""What a service wrote: new lines for the terminal, last lines for the report of a death."""
+"""What a service wrote: new lines for the terminal, last lines for the report of a death.
 
+A log that has grown to its limit becomes `NAME.log.1`, in the place of an older one, and starts
+again: a mesh that runs for months takes twice the limit per service.
+"""
+
+import os
+import shutil
 from pathlib import Path
 from typing import Final
 
 MAX_TAIL_BYTES: Final = 16_384
 MAX_LINES_PER_LOOK: Final = 20
+MAX_LOG_BYTES: Final = 64 << 20
 _LOUD: Final = (" WARNING ", " ERROR ", " CRITICAL ")
 
 
@@ -37,6 +44,18 @@ class LogTail:
             more = len(loud) - MAX_LINES_PER_LOOK
             loud[MAX_LINES_PER_LOOK:] = [f"... {more} more lines in {self.path}"]
         return loud
+
+    def rotate(self, limit: int = MAX_LOG_BYTES) -> None:
+        """Set a log of `limit` bytes or more aside.
+
+        The service appends to the open file, so it is emptied, not moved; a line written between
+        copying and emptying is lost.
+        """
+        if self._size() < limit:
+            return
+        shutil.copyfile(self.path, self.path.with_name(f"{self.path.name}.1"))
+        os.truncate(self.path, 0)
+        self._seen = self._mark = 0
 
     def _counts(self, line: str) -> bool:
         """Lines that start with a blank belong to the record above them."""

@@ -190,10 +190,12 @@ class Supervisor:
             self._display.line(f"{name}: {state}")
 
     async def _follow_logs(self) -> None:
-        """Show warnings and errors of all services as they come."""
+        """Show warnings and errors of all services as they come, and bound their logs."""
         while True:
             if not self._failed.is_set():
                 self._show_loud_lines()
+                for process in self._processes.values():
+                    process.tail.rotate()
             if not self._is_over and not self._was_ready.is_set():
                 self._show_progress()
             await asyncio.sleep(LOOK_S)

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from services.launcher import supervisor as module
 from services.launcher.commands import Command
 from services.launcher.display import Display
+from services.launcher.log_tail import LogTail
 from services.launcher.ranks import Layout
 from services.launcher.run_dir import SERVICES, RunDirectory, make_run_directory
 from services.launcher.supervisor import Supervisor
@@ -247,3 +249,17 @@ async def test_a_rank_with_wrong_settings_ends_the_mesh(tmp_path: Path) -> None:
     screen = mesh.screen.getvalue()
     assert "  worker.1| x ERROR fake fake: last words" in screen
     assert "cannot start with these settings" in screen
+
+
+async def test_logs_are_bounded_while_the_mesh_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogTail, "rotate", partialmethod(LogTail.rotate, limit=10))
+    mesh = Mesh(tmp_path / "run")
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda screen: "h:1" in screen)
+    async with asyncio.timeout(10):
+        while not all((tmp_path / "run" / f"{name}.log.1").exists() for name in SERVICES):
+            await asyncio.sleep(0.05)
+    mesh.stop.set()
+    assert await running == 0
