@@ -67,6 +67,18 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """What one worker group does; fields of glm.v1.ReplicaLoad."""
+
+    is_ready: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_total_blocks: int = 0
+    num_steps_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSnapshot:
     """State of one scheduler; fields of glm.v1.LoadSnapshot."""
 
@@ -85,3 +97,4 @@ class LoadSnapshot:
     num_drafts_total: int = 0
     num_drafted_tokens_total: int = 0
     num_accepted_tokens_per_position: tuple[int, ...] = ()
+    replicas: tuple[ReplicaLoad, ...] = ()

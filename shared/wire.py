@@ -14,6 +14,7 @@ from shared.errors import FailureReason, RequestError
 from shared.sampling import (
     LoadSnapshot,
     ReplayScript,
+    ReplicaLoad,
     SamplingSpec,
     SequenceStats,
     TokenLogprobs,
@@ -196,16 +197,28 @@ def stats_from_proto(message: common_pb2.SequenceStats) -> SequenceStats:
 
 def load_to_proto(load: LoadSnapshot) -> common_pb2.LoadSnapshot:
     """A snapshot as its message."""
-    return common_pb2.LoadSnapshot(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+    fields = {name: getattr(load, name) for name in _LOAD_FIELDS}
+    replicas = [
+        common_pb2.ReplicaLoad(**{name: getattr(one, name) for name in _REPLICA_FIELDS})
+        for one in load.replicas
+    ]
+    return common_pb2.LoadSnapshot(**fields | {"replicas": replicas})
 
 
 def load_from_proto(message: common_pb2.LoadSnapshot) -> LoadSnapshot:
     """A message as a snapshot."""
     fields = {name: getattr(message, name) for name in _LOAD_FIELDS}
     positions = tuple(message.num_accepted_tokens_per_position)
-    return LoadSnapshot(**fields | {"num_accepted_tokens_per_position": positions})
+    replicas = tuple(
+        ReplicaLoad(**{name: getattr(one, name) for name in _REPLICA_FIELDS})
+        for one in message.replicas
+    )
+    return LoadSnapshot(
+        **fields | {"num_accepted_tokens_per_position": positions, "replicas": replicas}
+    )
 
 
 _REASONS = {int(reason): reason for reason in FailureReason}
 _STATS_FIELDS = tuple(SequenceStats.__dataclass_fields__)
 _LOAD_FIELDS = tuple(LoadSnapshot.__dataclass_fields__)
+_REPLICA_FIELDS = tuple(ReplicaLoad.__dataclass_fields__)

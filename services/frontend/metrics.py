@@ -14,6 +14,17 @@ _LATENCY_BUCKETS: Final = (
 )  # fmt: skip
 
 
+# Field of `ReplicaLoad`, name of its series, what it tells.
+_REPLICA_SERIES: Final = (
+    ("is_ready", "is_ready", "Whether the replica makes steps, 0 or 1."),
+    ("num_running", "num_requests_running", "Sequences with a row in the replica."),
+    ("num_waiting", "num_requests_waiting", "Sequences that wait for this replica."),
+    ("num_free_blocks", "num_free_blocks", "KV blocks that can be handed out."),
+    ("num_total_blocks", "num_total_blocks", "KV blocks of the replica."),
+    ("num_steps_total", "steps_total", "Steps, also those that only its world needed."),
+)
+
+
 class GatewayMetrics:
     """All series of the gateway."""
 
@@ -85,6 +96,9 @@ class GatewayMetrics:
         """The page for Prometheus."""
         for position, count in enumerate(self._load().num_accepted_tokens_per_position):
             self._accepted.labels(str(position)).set(count)
+        for number, replica in enumerate(self._load().replicas):
+            for name, gauge in self._replicas.items():
+                gauge.labels(str(number)).set(getattr(replica, name))
         return self._metrics.render()
 
     def _add_load_gauges(self, load: Callable[[], LoadSnapshot]) -> None:
@@ -125,6 +139,10 @@ class GatewayMetrics:
             "Draft tokens that were kept.",
             source=lambda: sum(load().num_accepted_tokens_per_position),
         )
+        self._replicas = {
+            name: gauge(f"glm_mesh:replica_{series}", text, ("replica",))
+            for name, series, text in _REPLICA_SERIES
+        }
         self._accepted = gauge(
             "vllm:spec_decode_num_accepted_tokens_per_pos_total",
             "Draft tokens that were kept, by their place among the drafts of a step.",

@@ -315,6 +315,7 @@ class SchedulerCore:
             num_waiting_tokens=self._num_waiting_tokens,
             num_aborts_total=self._num_aborts,
             max_model_len=self._limits.max_sequence_len if self._limits else 0,
+            replicas=tuple(replica.load() for replica in self._replicas),
         )
 
     @property

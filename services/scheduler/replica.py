@@ -13,7 +13,7 @@ from services.scheduler.placement import ReplicaWork
 from services.scheduler.plan import WorkerContractError
 from services.scheduler.sequence import Sequence
 from services.scheduler.waiting import WaitingQueue
-from shared.sampling import LoadSnapshot
+from shared.sampling import LoadSnapshot, ReplicaLoad
 
 # What replicas must have in common, so that a sequence can go on at another.
 _COMMON = (
@@ -62,6 +62,18 @@ class Replica:
             num_total_blocks=batch.holdings.num_total_blocks,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
+
+    def load(self) -> ReplicaLoad:
+        """A snapshot of this replica alone."""
+        counters = self.counters()
+        return ReplicaLoad(
+            is_ready=counters.is_worker_ready,
+            num_running=counters.num_running,
+            num_waiting=len(self.waiting),
+            num_free_blocks=counters.num_free_blocks,
+            num_total_blocks=counters.num_total_blocks,
+            num_steps_total=counters.num_steps_total,
         )
 
     def counters(self) -> LoadSnapshot:

@@ -11,6 +11,7 @@ from shared.errors import FailureReason, RequestError
 from shared.sampling import (
     LoadSnapshot,
     ReplayScript,
+    ReplicaLoad,
     SamplingSpec,
     SequenceStats,
     TokenLogprobs,
@@ -136,5 +137,6 @@ def test_stats_and_load_survive_the_wire() -> None:
         is_worker_ready=True,
         num_steps_total=2**40,
         num_accepted_tokens_per_position=(2**40, 3),
+        replicas=(ReplicaLoad(is_ready=True, num_steps_total=2**40), ReplicaLoad(num_running=2)),
     )
     assert wire.load_from_proto(wire.load_to_proto(load)) == load

@@ -3,7 +3,7 @@
 import pytest
 
 from services.frontend.metrics import GatewayMetrics, kv_usage
-from shared.sampling import LoadSnapshot, SequenceStats
+from shared.sampling import LoadSnapshot, ReplicaLoad, SequenceStats
 
 
 def page_of(metrics: GatewayMetrics) -> list[str]:
@@ -16,6 +16,15 @@ def test_gauges_show_the_latest_load() -> None:
     assert "vllm:num_requests_running 3.0" in page
     assert "vllm:num_requests_waiting 2.0" in page
     assert "vllm:kv_cache_usage_perc 0.25" in page
+
+
+def test_each_replica_has_its_own_gauges() -> None:
+    replicas = (ReplicaLoad(is_ready=True, num_running=2, num_steps_total=7), ReplicaLoad())
+    page = page_of(GatewayMetrics("m", lambda: LoadSnapshot(replicas=replicas)))
+    assert 'glm_mesh:replica_is_ready{replica="0"} 1.0' in page
+    assert 'glm_mesh:replica_is_ready{replica="1"} 0.0' in page
+    assert 'glm_mesh:replica_num_requests_running{replica="0"} 2.0' in page
+    assert 'glm_mesh:replica_steps_total{replica="0"} 7.0' in page
 
 
 @pytest.mark.parametrize(("free", "total", "usage"), [(0, 0, 0.0), (4, 4, 0.0), (0, 4, 1.0)])

@@ -82,11 +82,14 @@ def test_the_load_is_that_of_all_replicas() -> None:
     harness.step()
     load = harness.core.load()
     assert (total, load.num_running, load.num_steps_total) == (32, 2, 2)
+    assert [one.num_running for one in load.replicas] == [1, 1]
+    assert [one.num_total_blocks for one in load.replicas] == [16, 16]
     harness.lose_worker(replica=0)
     load = harness.core.load()
     assert load.num_total_blocks == 16
     assert load.num_steps_total == 2
     assert load.is_worker_ready
+    assert [one.is_ready for one in load.replicas] == [False, True]
     harness.lose_worker(replica=1)
     assert not harness.core.load().is_worker_ready
 
