@@ -14,6 +14,7 @@ from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, StepResult
+from services.scheduler.ticks import plan_step
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec
@@ -190,6 +191,14 @@ class Harness:
             self._run(plan, replica)
         self.check()
         return plan
+
+    def tick(self) -> bool:
+        """A step of all replicas as one world; their results wait."""
+        plans = plan_step(self.core, 0, [self.capacity] * len(self.sides), self.now)
+        for replica, plan in enumerate(plans or ()):
+            self._run(plan, replica)
+        self.check()
+        return plans is not None
 
     def take_result(self, replica: int = 0) -> StepResult:
         """The oldest result reaches the core."""

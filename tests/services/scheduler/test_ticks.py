@@ -1,4 +1,5 @@
 import dataclasses
+import random
 
 import pytest
 
@@ -8,6 +9,7 @@ from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractError
 from services.scheduler.ticks import check_world, make_tick, plan_step
 from tests.services.scheduler.builders import capacity, entry, submission
+from tests.services.scheduler.harness import Harness
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 LADDER = ((8, 3), (32, 1))
@@ -123,3 +125,52 @@ def test_workers_that_are_no_world_are_refused_by_place() -> None:
     other = dataclasses.replace(good[1], moe_methods=((32, 1),))
     with pytest.raises(WorkerContractError, match="worker 1 has other moe_methods"):
         check_world([good[0], other])
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_survive_worlds_that_are_lost_and_far_too_small(
+    window: int, seed: int, num_drafts: int
+) -> None:
+    """The harness holds every plan and token against the contract and an undisturbed run."""
+    dice = random.Random(seed)
+    (own, _) = world(
+        num_blocks=14,
+        num_rows=16,
+        max_num_seqs=8,
+        max_model_len=40,
+        max_num_batched_tokens=dice.choice([8, 24]) * (1 + num_drafts),
+        num_speculative_tokens=num_drafts,
+    )
+    harness = Harness(own, num_replicas=2, max_plans_in_flight=window)
+    outlet = Outlet()
+    for _ in range(150):
+        if len(harness.live()) < 16:
+            harness.submit(outlet, [dice.randint(1, 9)], max_tokens=dice.randint(1, 30))
+        live = [stream.seed for stream in harness.live()]
+        if live and dice.random() < 0.05:
+            harness.abort(dice.choice(live))
+        if dice.random() < 0.02:
+            for replica in (0, 1):  # a world is lost as a whole
+                harness.lose_worker(replica=replica)
+            for replica in (0, 1):
+                harness.open_epoch(replica)
+        _step(harness)
+    for _ in range(5000):
+        _step(harness)
+        if not harness.live() and not any(side.results for side in harness.sides):
+            break
+    load = harness.core.load()
+    assert not harness.live()
+    assert load.num_free_blocks == load.num_total_blocks
+    assert load.num_preemptions_total > 0
+
+
+def _step(harness: Harness) -> None:
+    while harness.tick():
+        pass
+    for replica, side in enumerate(harness.sides):
+        if side.results:
+            harness.take_result(replica)
+    assert harness.core.num_in_flight_at(0) == harness.core.num_in_flight_at(1)
