@@ -14,18 +14,12 @@ from services.frontend.conversation import (
 from services.frontend.errors import invalid
 from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
-from services.frontend.planning import (
-    check_common,
-    new_response_id,
-    replay_script,
-    sequences_of,
-    unix_now,
-)
+from services.frontend.planning import check_common, submission_of, unix_now
 from services.frontend.render import Conversation
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.serving import Plan
-from services.frontend.submission import ObjectKind, OutputPlan, Submission, ToolChoice
+from services.frontend.submission import ObjectKind, OutputPlan, ToolChoice
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.glm.render import RenderedPrompt
@@ -48,16 +42,14 @@ async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         traceparent=visit.traceparent,
     )
     sampling = _sampling(gateway, request, len(prompt.token_ids))
-    script = await replay_script(gateway, request.replay, visit.traceparent)
-    submission = Submission(
-        request_id=new_response_id(ID_PREFIX, request, visit, sampling.seed),
-        sequences=sequences_of([prompt.token_ids], request.n or 1, sampling.seed, script),
+    submission = await submission_of(
+        gateway,
+        request,
+        visit,
+        id_prefix=ID_PREFIX,
+        prompts=[prompt.token_ids],
         sampling=sampling,
-        output=_output(gateway, request, prompt, tool_choice, visit),
-        traceparent=visit.traceparent,
-        timeout_ms=int(gateway.settings.request_timeout_s * 1000),
-        cache_salt=request.cache_salt or "",
-        tenant_id=visit.tenant_id,
+        make_output=lambda: _output(gateway, request, prompt, tool_choice, visit),
     )
     return Plan(submission=submission, unknown_fields=unknown + more_unknown)
 

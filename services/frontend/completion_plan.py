@@ -7,17 +7,11 @@ from services.frontend.bodies import Body
 from services.frontend.errors import context_exceeded, invalid
 from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
-from services.frontend.planning import (
-    check_common,
-    new_response_id,
-    replay_script,
-    sequences_of,
-    unix_now,
-)
+from services.frontend.planning import check_common, submission_of, unix_now
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from services.frontend.serving import Plan
-from services.frontend.submission import ObjectKind, OutputPlan, Submission
+from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.sampling import SamplingSpec
@@ -40,17 +34,15 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         )
     prompts = await _encode(gateway, given, visit)
     sampling = _sampling(gateway, request, prompts)
-    script = await replay_script(gateway, request.replay, visit.traceparent)
-    n = request.n or 1
-    submission = Submission(
-        request_id=new_response_id(ID_PREFIX, request, visit, sampling.seed),
-        sequences=sequences_of(prompts, n, sampling.seed, script),
+    echoes = await _echoes(gateway, request, given)
+    submission = await submission_of(
+        gateway,
+        request,
+        visit,
+        id_prefix=ID_PREFIX,
+        prompts=prompts,
         sampling=sampling,
-        output=_output(gateway, request, await _echoes(gateway, request, given, n), visit),
-        traceparent=visit.traceparent,
-        timeout_ms=int(gateway.settings.request_timeout_s * 1000),
-        cache_salt=request.cache_salt or "",
-        tenant_id=visit.tenant_id,
+        make_output=lambda: _output(gateway, request, echoes, visit),
     )
     return Plan(submission=submission, unknown_fields=unknown)
 
@@ -115,7 +107,7 @@ def _sampling(
 
 
 async def _echoes(
-    gateway: Gateway, request: CompletionRequest, given: Sequence[str | list[int]], n: int
+    gateway: Gateway, request: CompletionRequest, given: Sequence[str | list[int]]
 ) -> tuple[str, ...]:
     """The text of each choice's prompt, when asked for."""
     if not request.echo:
@@ -124,7 +116,7 @@ async def _echoes(
         prompt if isinstance(prompt, str) else await gateway.renderer.decode(prompt)
         for prompt in given
     ]
-    return tuple(text for text in texts for _ in range(n))
+    return tuple(text for text in texts for _ in range(request.n or 1))
 
 
 def _output(

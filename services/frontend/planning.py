@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.frontend.errors import invalid, unsupported
@@ -10,9 +10,9 @@ from services.frontend.fields import STREAM_OPTIONS_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.sampling import choice_seed
 from services.frontend.schemas.fields import GenerationFields, Replay
-from services.frontend.submission import SequencePlan
+from services.frontend.submission import OutputPlan, SequencePlan, Submission
 from services.frontend.visit import Visit
-from shared.sampling import ReplayScript
+from shared.sampling import ReplayScript, SamplingSpec
 
 MAX_SEQUENCES: Final = 128
 
@@ -60,6 +60,40 @@ async def replay_script(
             traceparent=traceparent,
         )
     return ReplayScript(token_ids=tuple(ids), tokens_per_step=tuple(replay.tokens_per_step or (1,)))
+
+
+async def submission_of(
+    gateway: Gateway,
+    request: GenerationFields,
+    visit: Visit,
+    *,
+    id_prefix: str,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingSpec,
+    make_output: Callable[[], OutputPlan],
+) -> Submission:
+    """The submission of a request that was checked, rendered and resolved.
+
+    Args:
+        gateway: Its settings bound the time.
+        request: The parsed body.
+        visit: Gets the id of the answer.
+        id_prefix: Start of that id.
+        prompts: Token ids; each is answered `n` times.
+        sampling: Resolved.
+        make_output: Called once the visit has its id.
+    """
+    script = await replay_script(gateway, request.replay, visit.traceparent)
+    return Submission(
+        request_id=new_response_id(id_prefix, request, visit, sampling.seed),
+        sequences=sequences_of(prompts, request.n or 1, sampling.seed, script),
+        sampling=sampling,
+        output=make_output(),
+        traceparent=visit.traceparent,
+        timeout_ms=int(gateway.settings.request_timeout_s * 1000),
+        cache_salt=request.cache_salt or "",
+        tenant_id=visit.tenant_id,
+    )
 
 
 def sequences_of(
