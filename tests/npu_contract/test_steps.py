@@ -189,6 +189,12 @@ def test_8_bit_caches_are_written_where_they_are_read(name: str) -> None:
     assert num_reads == len(built(name)[0].layers) + 1
 
 
+def test_only_the_layers_that_a_description_names_have_8_bit_keys() -> None:
+    found = counted("glm-5.2, w8a8 weights, LI C8 in layer 1 caches, TP8")
+    assert found["npu_quant_lightning_indexer"] == 1
+    assert found["npu_lightning_indexer"] == 4
+
+
 @pytest.mark.parametrize("name", [PLAIN, *C8_CACHES])
 def test_a_shared_layer_attends_where_the_last_indexer_pointed(name: str) -> None:
     latest: torch.Tensor | None = None

@@ -18,6 +18,7 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.placement import WHOLE, Placement
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.moe_method import MoeMethod
+from services.worker.quant.description import KEY_TYPE
 from services.worker.quant.scheme import QuantDescription, Scheme
 from services.worker.sizing.recipe import SchemeName, describe
 from tools.npu_contract.cases import model_configs
@@ -28,8 +29,11 @@ Weights = Literal["bf16", "w8a8", "w8a8 dynamic", "w4a8"]
 _RECIPES: Mapping[Weights, SchemeName] = MappingProxyType(
     {"bf16": "bf16", "w8a8": "w8a8", "w8a8 dynamic": "w8a8", "w4a8": "w4a8c8"}
 )
+_IN_PART = "LI C8 in layer 1"
 _CACHES: Mapping[str, CacheFormat] = MappingProxyType(
     {
+        # As a description asks for that names layers.
+        _IN_PART: CacheFormat(sparse_li_c8=True),
         "bf16": CacheFormat(),
         "LI C8": CacheFormat(sparse_li_c8=True),
         "SFA C8": CacheFormat(sparse_sfa_c8=True),
@@ -110,19 +114,21 @@ class Variant:
             device=torch.device("meta"),
             placement=place.placement,
             groups=make_groups(place.placement, place.num_stages),
-            quantization=_describe(config, self.weights),
+            quantization=_describe(config, self.weights, self.caches),
             cache=_CACHES[self.caches],
             has_mtp=config.num_nextn_predict_layers > 0,
             weight_nz_mode=self.weight_nz_mode,
         )
 
 
-def _describe(config: ModelConfig, weights: Weights) -> QuantDescription:
+def _describe(config: ModelConfig, weights: Weights, caches: str) -> QuantDescription:
     found = describe(config, _RECIPES[weights])
-    if weights != "w8a8 dynamic":
-        return found
-    dynamic = {Scheme.W8A8.value: Scheme.W8A8_DYNAMIC.value}
-    types = {name: dynamic.get(kind, kind) for name, kind in found.types.items()}
+    types = dict(found.types)
+    if weights == "w8a8 dynamic":
+        dynamic = {Scheme.W8A8.value: Scheme.W8A8_DYNAMIC.value}
+        types = {name: dynamic.get(kind, kind) for name, kind in types.items()}
+    if caches == _IN_PART:
+        types["model.layers.1.self_attn.indexer.quant_type"] = KEY_TYPE
     return replace(found, types=types)
 
 
@@ -146,6 +152,7 @@ def _others() -> Iterator[Variant]:
         yield Variant(model="glm-5.2", weights=weights, caches="C8", place="TP8", weight_nz_mode=0)
     yield Variant(model="glm-5.2", caches="C8 of A5", place="TP8")
     yield Variant(model="glm-5.2", weights="w8a8", caches="C8 of A5")
+    yield Variant(model="glm-5.2", weights="w8a8", caches=_IN_PART, place="TP8")
     for weights in ("bf16", "w8a8"):
         # An A2 sends the experts' weights along with the tokens.
         yield Variant(model="glm-5.2", weights=weights, caches="bf16 of A2", place="TP8 EP16, MC2")
