@@ -63,13 +63,15 @@ def load_once(folder: Path, mode: str, **settings: int) -> dict[str, float]:
     """Load in this process; rate and memory beside the weights."""
     import torch  # noqa: PLC0415  # only the loading process needs it
 
-    from services.worker.loading.load import load_model  # noqa: PLC0415  # as above
+    from services.worker import ops  # noqa: PLC0415  # as above
+    from services.worker.loading.load import load_model  # noqa: PLC0415
     from services.worker.loading.progress import LoadProgress  # noqa: PLC0415
     from services.worker.loading.strategy import LoadStrategy, ReadMode  # noqa: PLC0415
     from services.worker.model.config import ModelConfig  # noqa: PLC0415
     from services.worker.model.spec import ModelSpec  # noqa: PLC0415
 
     torch.set_num_threads(1)
+    ops.register()
     device = torch.device("cpu")
     spec = ModelSpec(config=ModelConfig.from_dir(folder), dtype=torch.bfloat16, device=device)
     seen: list[LoadProgress] = []

@@ -127,6 +127,8 @@ class SparseLatentAttention:
         self.fused_qkv_a_proj.finish_loading()
         self.q_b_proj.finish_loading()
         self.o_proj.finish_loading()
+        self.W_UK_T = torch.ops.glm.pack_weight(self.W_UK_T)
+        self.W_UV = torch.ops.glm.pack_weight(self.W_UV)
         if self.indexer is not None:
             self.indexer.finish_loading()
 

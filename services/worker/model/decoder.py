@@ -154,5 +154,7 @@ class Decoder:
         """Bring loaded weights into the form that operators want; call once, when all are in."""
         for layer in self.layers:
             layer.finish_loading()
+        if self.lm_head is not None:
+            self.lm_head.finish_loading()
         if self.mtp is not None:
             self.mtp.finish_loading()

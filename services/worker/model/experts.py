@@ -52,6 +52,10 @@ class Router:
         bias = f"{self._prefix}e_score_correction_bias"
         yield plain_slot(bias, self.e_score_correction_bias)
 
+    def finish_loading(self) -> None:
+        """Put the matrix into the order in which it is read."""
+        self.weight = torch.ops.glm.pack_weight(self.weight)
+
 
 class MixtureOfExperts:
     """``sum_j weight_j * expert_j(x) + shared(x)``; a rank's share of it where that is cut."""
@@ -76,7 +80,8 @@ class MixtureOfExperts:
         yield from self.shared_experts.slots()
 
     def finish_loading(self) -> None:
-        """Finish the experts, routed and shared."""
+        """Finish the router and the experts, routed and shared."""
+        self.gate.finish_loading()
         self.experts.finish_loading()
         self.shared_experts.finish_loading()
 
@@ -127,7 +132,9 @@ class FloatExperts:
                 yield matrix_slot(f"{name}weight", target[:, part.target].t(), part)
 
     def finish_loading(self) -> None:
-        """Float weights are stored as they are used."""
+        """Put the weights into the order in which they are read."""
+        self.w13 = torch.ops.glm.pack_weight(self.w13)
+        self.w2 = torch.ops.glm.pack_weight(self.w2)
 
 
 def _grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

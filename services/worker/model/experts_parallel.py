@@ -58,6 +58,7 @@ class ExpertParallelMixture:
         yield from self.shared_experts.slots()
 
     def finish_loading(self) -> None:
-        """Finish the experts, routed and shared."""
+        """Finish the router and the experts, routed and shared."""
+        self.gate.finish_loading()
         self.experts.finish_loading()
         self.shared_experts.finish_loading()

@@ -84,5 +84,7 @@ class Indexer:
         yield plain_slot(f"{self._prefix}k_norm.bias", self.k_norm.bias)
 
     def finish_loading(self) -> None:
-        """Finish the one product that may be quantized."""
+        """Finish the products."""
         self.wq_b.finish_loading()
+        self.wk_weights_proj.finish_loading()
+        self.key_cache.finish_loading()

@@ -31,6 +31,10 @@ class KeyCache(Protocol):
         """The best positions [T, 1, K] for queries [T, Hi, Di] and head weights [T, Hi]."""
         ...
 
+    def finish_loading(self) -> None:
+        """Bring what it multiplies by into the form that products want."""
+        ...
+
 
 def make_key_cache(spec: ModelSpec, layer: int) -> KeyCache:
     """The form that the spec and the checkpoint ask for in one layer.
@@ -79,6 +83,9 @@ class PlainKeyCache:
             sparse_mode=3,
         )[0]
         return selected
+
+    def finish_loading(self) -> None:
+        """Plain keys are multiplied by nothing."""
 
 
 class QuantizedKeyCache:
@@ -129,6 +136,10 @@ class QuantizedKeyCache:
             sparse_mode=3,
         )
         return selected
+
+    def finish_loading(self) -> None:
+        """Put the rotation into the order in which it is read."""
+        self._rotation = torch.ops.glm.pack_weight(self._rotation)
 
     def _quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [N, Di] rotated, in eight bits, and their scales [N]."""

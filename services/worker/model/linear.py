@@ -45,4 +45,5 @@ class Linear:
             yield matrix_slot(f"{name}weight", self.weight[:, part.target].t(), part)
 
     def finish_loading(self) -> None:
-        """Float weights are stored as they are used."""
+        """Put the weight into the order in which it is read; no view of it may be taken then."""
+        self.weight = torch.ops.glm.pack_weight(self.weight)

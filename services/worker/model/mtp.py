@@ -84,8 +84,11 @@ class MTPLayer:
         yield from ignored_slots({f"{prefix}{name}": shape for name in copies})
 
     def finish_loading(self) -> None:
-        """Finish the layer; the other products are float."""
+        """Finish the layer and the products beside it."""
         self.layer.finish_loading()
+        for product in (self.eh_proj, self.rot, self.shared_head):
+            if product is not None:
+                product.finish_loading()
 
 
 def _float_product(spec: ModelSpec, prefix: str, name: str, size_out: int, cut: Cut) -> Linear:

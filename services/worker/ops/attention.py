@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from services.worker.ops import dense
 from services.worker.ops.checks import (
     require,
     require_contiguous,
@@ -175,6 +176,7 @@ def transpose_batchmatmul(
     require(bias is None and scale is None, _BATCH_MATMUL, "bias and scale are not supported")
     require(batch_split_factor in {None, 1}, _BATCH_MATMUL, "batch_split_factor must be 1")
     by_head = _by_head(input, weight, perm_x1, perm_x2, perm_y)
+    require_contiguous(_BATCH_MATMUL, weight)
     return torch.bmm(by_head, weight).transpose(0, 1).contiguous()
 
 
@@ -190,12 +192,13 @@ def _native_batchmatmul(
 ) -> Tensor:
     require(not any(unused.values()), _BATCH_MATMUL, "{} are not supported", unused)
     by_head = _by_head(input, weight, perm_x1, perm_x2, perm_y)
+    packed = dense.is_packed(_BATCH_MATMUL, weight)
     heads, tokens, inner = by_head.shape
     if by_head.stride(2) != 1:
         by_head = by_head.contiguous()
     outer = weight.shape[2]
     output = input.new_empty(tokens, heads, outer)
-    numbers = (tokens, heads, inner, outer, by_head.stride(1), by_head.stride(0))
+    numbers = (tokens, heads, inner, outer, by_head.stride(1), by_head.stride(0), packed)
     native.call("head_matmul", input.dtype, numbers, by_head, weight, output)
     return output
 
@@ -214,7 +217,6 @@ def _by_head(
     by_head = input.transpose(0, 1) if is_swapped else input
     is_matching = by_head.shape[::2] == weight.shape[:2]
     require(is_matching, _BATCH_MATMUL, "input and weight differ in heads or in size")
-    require_contiguous(_BATCH_MATMUL, weight)
     require_same_float(_BATCH_MATMUL, input, weight)
     return by_head
 

@@ -87,7 +87,7 @@ class Form:
             return "is in the blocked layout (NZ), which would be read as plain rows"
         if not is_blocked and self.blocked is Blocked.REQUIRED:
             return "must be in the blocked layout (NZ)"
-        is_flat = is_blocked or value.is_contiguous()
+        is_flat = is_blocked or _is_ours(value) or value.is_contiguous()
         return f"{tuple(value.shape)} is not contiguous" if self.is_flat and not is_flat else ""
 
     def _fits(self, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
@@ -102,3 +102,9 @@ class Form:
             if expected != size:
                 return False
         return True
+
+
+def _is_ours(value: Tensor) -> bool:
+    """Whether a float weight is packed for our kernels; on the device it stays plain."""
+    is_matrix = value.device.type == "cpu" and value.is_floating_point() and value.dim() > 1
+    return is_matrix and is_nz(value)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.worker.ops import moe_quant
+from services.worker.ops import dense, moe_quant
 from services.worker.ops.checks import require, require_contiguous, require_same_float
 from services.worker.ops.native import Native
 from services.worker.ops.row_quant import quantize_rows
@@ -305,11 +305,12 @@ def _native_grouped_matmul(
             native, x[0], weight[0], group_list, group_list_type, **options
         )
     groups = _check_float(x[0], weight[0], group_list, options)
-    require_contiguous(_GROUPED, x[0], weight[0], groups)
+    require_contiguous(_GROUPED, x[0], groups)
+    packed = dense.is_packed(_GROUPED, weight[0])
     num_groups, inner, outer = weight[0].shape
     num_rows = x[0].shape[0]
     output = x[0].new_empty(num_rows, outer)
-    numbers = (num_rows, num_groups, inner, outer, int(group_list_type == _COUNTS))
+    numbers = (num_rows, num_groups, inner, outer, group_list_type == _COUNTS, packed)
     native.call("grouped_matmul", x[0].dtype, numbers, x[0], weight[0], groups, output)
     return [output]
 

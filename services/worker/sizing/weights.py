@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.worker.model.decoder import Decoder
 from services.worker.model.experts import MixtureOfExperts
+from services.worker.model.experts_int4 import Int4Experts
 from services.worker.model.spec import ModelSpec
 
 _META: Final = torch.device("meta")
@@ -106,7 +107,9 @@ def _finish_experts(decoder: Decoder) -> None:
     """Loading changes the type of scales of packed experts; other modules keep their bytes."""
     for layer in [*decoder.layers, *([decoder.mtp.layer] if decoder.mtp else [])]:
         if isinstance(layer.mlp, MixtureOfExperts):
-            layer.mlp.experts.finish_loading()
+            experts = layer.mlp.experts
+            if isinstance(experts, Int4Experts):
+                experts.finish_loading()
 
 
 def _size(tensor: Tensor) -> int:

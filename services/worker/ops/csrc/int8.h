@@ -1,12 +1,10 @@
 /* Exact products of int8 rows with int8 or int4 matrices: the inner step of quantized products.
  *
  * A matrix lies plainly (ND: row by row; int4: two columns to a byte, the even one low) or packed
- * (NZ). Packed, its bytes are cut into strips of I8_STRIP byte columns, one strip after the other; in
- * a strip, 4 rows of one column are 4 neighbouring bytes, then comes the next column, then the next 4
- * rows. The top bit of each byte is flipped: an int8 weight is stored plus 128 and thus unsigned, as
- * the dot product instruction wants one factor. (For int4 that shifts odd columns by 8; the tile
- * does the same for even ones.) The layout does not depend on the bits, so a weight may be packed as
- * int8 bytes and viewed as int32 afterwards.
+ * (nz.h), its columns being bytes. The top bit of each byte is flipped: an int8 weight is stored plus
+ * 128 and thus unsigned, as the dot product instruction wants one factor. (For int4 that shifts odd
+ * columns by 8; the tile does the same for even ones.) The layout does not depend on the bits, so a
+ * weight may be packed as int8 bytes and viewed as int32 afterwards.
  *
  * Sums are exact integers, modulo 2^32 on the way: no result depends on the rows beside it, on
  * threads or on the instruction set.
@@ -17,26 +15,16 @@
 #ifndef GLM_INT8_H
 #define GLM_INT8_H
 
-#include "elem.h"
+#include "nz.h"
 #include "repeat.h"
 
 enum {
     I8_COLUMNS = 32, /* columns of a tile */
-    I8_STRIP = 32,   /* byte columns of a packed strip */
+    I8_STRIP = NZ_STRIP, /* byte columns of a packed strip */
     I8_ROWS = 12,    /* rows whose sums fit the registers */
     I8_CHUNK = 48,   /* rows that share a strip while it is in the cache */
     I8_BLOCK = 256,  /* rows of a plain matrix that are packed at a time */
-    NZ_HEADER = 64,
-    NZ_OPAQUE = 0x93,
 };
-
-/* A packed tensor begins with one row of NZ_OPAQUE, up to a multiple of NZ_HEADER bytes, then has
- * this, then at NZ_HEADER bytes from it the matrices. Only the tensor's last stride is not 0, so
- * whoever reads it as a plain one sees the opaque row everywhere: a view is refused as not flat, a
- * copy by its content. */
-typedef struct {
-    int64_t matrices, rows, row_bytes;
-} nz_header_t;
 
 typedef struct {
     const uint8_t *bytes;
@@ -49,25 +37,10 @@ ALWAYS_INLINE int64_t nz_bytes(int64_t rows, int64_t row_bytes) {
     return (rows + 3) / 4 * 4 * row_bytes;
 }
 
-/* Where the header of a packed tensor is. */
-ALWAYS_INLINE int64_t nz_header(int64_t row_bytes) {
-    return (row_bytes + NZ_HEADER - 1) / NZ_HEADER * NZ_HEADER;
-}
-
 /* OK, or WRONG_LAYOUT for a part of a packed tensor or a copy of one. */
 static int i8_check(const void *tensor, int64_t matrices, int64_t inner, int64_t outer, int bits,
                     int is_packed) {
-    const uint8_t *bytes = tensor;
-    const int64_t row_bytes = outer * bits / 8, size = inner * row_bytes;
-    if (is_packed) {
-        nz_header_t h;
-        memcpy(&h, bytes + nz_header(row_bytes), sizeof h);
-        int is_whole = h.matrices == matrices && h.rows == inner && h.row_bytes == row_bytes;
-        return is_whole ? OK : WRONG_LAYOUT;
-    }
-    int64_t at = 0;
-    while (at < size && bytes[at] == NZ_OPAQUE) at++;
-    return at < size ? OK : WRONG_LAYOUT;
+    return nz_check(tensor, matrices, inner, outer * bits / 8, is_packed);
 }
 
 /* One matrix of a checked weight. */
@@ -75,7 +48,7 @@ ALWAYS_INLINE i8_matrix_t i8_matrix(const void *tensor, int64_t index, int64_t i
                                     int bits, int is_packed) {
     const uint8_t *bytes = tensor;
     const int64_t row_bytes = outer * bits / 8;
-    bytes += is_packed ? nz_header(row_bytes) + NZ_HEADER + index * nz_bytes(inner, row_bytes)
+    bytes += is_packed ? nz_first(row_bytes) + index * nz_bytes(inner, row_bytes)
                        : index * inner * row_bytes;
     return (i8_matrix_t){bytes, inner, outer, bits, is_packed};
 }

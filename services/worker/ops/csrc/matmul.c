@@ -1,196 +1,168 @@
-/* Products of rows with per-group matrices [inner, outer]: experts, and heads.
+/* Products of rows with matrices [inner, outer], packed (nz.h) or plain: a matrix for all rows, one
+ * for each head, or one for each group of rows.
  *
  * Each output element sums over the inner dimension in order, whatever the number of rows beside
  * it: results do not depend on the batch.
  */
-#include "pairs.h"
-#include "repeat.h"
+#include "tile.h"
 
-enum { ROWS = 8, COLUMNS = 32, WIDE = 4 * COLUMNS, CHUNK = 64, PARALLEL_PRODUCTS = 1 << 20 };
-
-/* One function per number of rows, with the sums of each row in variables of their own. */
-#define TILE_ARGUMENTS \
-    const elem_t *x, int64_t x_stride, const elem_t *w, int64_t w_stride, int64_t inner, \
-        int64_t columns, elem_t *y, int64_t y_stride
-
-#if GLM_AVX512 && defined(ELEM_BF16)
-ALWAYS_INLINE __m512bh broadcast_pair(const elem_t *x) {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-}
-
-#define CLEAR(r) __m512 low##r = _mm512_setzero_ps(), high##r = _mm512_setzero_ps();
-#define ADD(r) \
-    { \
-        __m512bh both = broadcast_pair(x + r * x_stride); \
-        low##r = _mm512_dpbf16_ps(low##r, both, pairs[0]); \
-        high##r = _mm512_dpbf16_ps(high##r, both, pairs[1]); \
-    }
-#define ADD_LAST(r) \
-    { \
-        __m512bh both = (__m512bh)_mm512_set1_epi32(x[r * x_stride]); \
-        low##r = _mm512_dpbf16_ps(low##r, both, pairs[0]); \
-        high##r = _mm512_dpbf16_ps(high##r, both, pairs[1]); \
-    }
-#define STORE(r) store_pair(low##r, high##r, y + r * y_stride, mask);
-
-#define TILE(n) \
-    static void tile_##n(TILE_ARGUMENTS) { \
-        __mmask32 mask = columns >= COLUMNS ? ~0u : (1u << columns) - 1u; \
-        __m512bh pairs[2]; \
-        REPEAT_##n(CLEAR) \
-        int64_t k = 0; \
-        for (; k + 1 < inner; k += 2, x += 2, w += 2 * w_stride) { \
-            interleave(_mm512_maskz_loadu_epi16(mask, w), \
-                       _mm512_maskz_loadu_epi16(mask, w + w_stride), pairs); \
-            REPEAT_##n(ADD) \
-        } \
-        if (k < inner) { \
-            interleave(_mm512_maskz_loadu_epi16(mask, w), _mm512_setzero_si512(), pairs); \
-            REPEAT_##n(ADD_LAST) \
-        } \
-        REPEAT_##n(STORE) \
-    }
-#elif GLM_AVX512
-#define CLEAR(r) __m512 low##r = _mm512_setzero_ps(), high##r = _mm512_setzero_ps();
-#define ADD(r) \
-    { \
-        __m512 both = _mm512_set1_ps(x[r * x_stride]); \
-        low##r = _mm512_fmadd_ps(both, first, low##r); \
-        high##r = _mm512_fmadd_ps(both, second, high##r); \
-    }
-#define STORE(r) \
-    _mm512_mask_storeu_ps(y + r * y_stride, (__mmask16)mask, low##r); \
-    _mm512_mask_storeu_ps(y + r * y_stride + 16, (__mmask16)(mask >> 16), high##r);
-
-#define TILE(n) \
-    static void tile_##n(TILE_ARGUMENTS) { \
-        __mmask32 mask = columns >= COLUMNS ? ~0u : (1u << columns) - 1u; \
-        REPEAT_##n(CLEAR) \
-        for (int64_t k = 0; k < inner; k++, x++, w += w_stride) { \
-            __m512 first = _mm512_maskz_loadu_ps((__mmask16)mask, w); \
-            __m512 second = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), w + 16); \
-            REPEAT_##n(ADD) \
-        } \
-        REPEAT_##n(STORE) \
-    }
-#else
-#define CLEAR(r) float sums##r[COLUMNS] = {0};
-#define ADD(r) \
-    for (int c = 0; c < COLUMNS; c++) sums##r[c] += to_float(x[r * x_stride]) * row[c];
-#define STORE(r) \
-    for (int64_t c = 0; c < count; c++) y[r * y_stride + c] = from_float(sums##r[c]);
-
-#define TILE(n) \
-    static void tile_##n(TILE_ARGUMENTS) { \
-        float row[COLUMNS] = {0}; \
-        int64_t count = columns < COLUMNS ? columns : COLUMNS; \
-        REPEAT_##n(CLEAR) \
-        for (int64_t k = 0; k < inner; k++, x++, w += w_stride) { \
-            if (count == COLUMNS) \
-                for (int c = 0; c < COLUMNS; c++) row[c] = to_float(w[c]); \
-            else \
-                for (int64_t c = 0; c < count; c++) row[c] = to_float(w[c]); \
-            REPEAT_##n(ADD) \
-        } \
-        REPEAT_##n(STORE) \
-    }
-#endif
-
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
-TILE(5)
-TILE(6)
-TILE(7)
-TILE(8)
-
-static void (*const tiles[ROWS + 1])(TILE_ARGUMENTS) = {NULL,   tile_1, tile_2, tile_3, tile_4,
-                                                        tile_5, tile_6, tile_7, tile_8};
-
-/* One row, WIDE columns: a single row's sums are too few to hide the latency of adding to them. */
-static void tile_wide(const elem_t *x, const elem_t *w, int64_t w_stride, int64_t inner,
-                      elem_t *y) {
-#if GLM_AVX512 && defined(ELEM_BF16)
-    __m512 low0, low1, low2, low3, high0, high1, high2, high3;
-    low0 = low1 = low2 = low3 = high0 = high1 = high2 = high3 = _mm512_setzero_ps();
-    const __mmask32 mask = ~0u;
-#define ADD_WIDE(c) \
-    { \
-        __m512bh pairs[2]; \
-        interleave(_mm512_loadu_si512(w + c * COLUMNS), \
-                   is_pair ? _mm512_loadu_si512(w + w_stride + c * COLUMNS) \
-                           : _mm512_setzero_si512(), \
-                   pairs); \
-        low##c = _mm512_dpbf16_ps(low##c, both, pairs[0]); \
-        high##c = _mm512_dpbf16_ps(high##c, both, pairs[1]); \
-    }
-    int64_t k = 0;
-    for (const int is_pair = 1; k + 1 < inner; k += 2, w += 2 * w_stride) {
-        __m512bh both = broadcast_pair(x + k);
-        REPEAT_4(ADD_WIDE)
-    }
-    if (k < inner) {
-        const int is_pair = 0;
-        __m512bh both = (__m512bh)_mm512_set1_epi32(x[k]);
-        REPEAT_4(ADD_WIDE)
-    }
-    store_pair(low0, high0, y, mask);
-    store_pair(low1, high1, y + COLUMNS, mask);
-    store_pair(low2, high2, y + 2 * COLUMNS, mask);
-    store_pair(low3, high3, y + 3 * COLUMNS, mask);
-#undef ADD_WIDE
-#else
-    float sums[WIDE] = {0};
-    for (int64_t k = 0; k < inner; k++, w += w_stride) {
-        float factor = to_float(x[k]);
-        for (int c = 0; c < WIDE; c++) sums[c] += factor * to_float(w[c]);
-    }
-    for (int c = 0; c < WIDE; c++) y[c] = from_float(sums[c]);
-#endif
-}
-
-/* Up to WIDE columns for every row of a group. */
-static void strip(int64_t rows, const elem_t *x, int64_t x_stride, const elem_t *w,
-                  int64_t w_stride, int64_t inner, int64_t columns, elem_t *y, int64_t y_stride) {
-    if (rows == 1 && columns >= WIDE) {
-        tile_wide(x, w, w_stride, inner, y);
-        return;
-    }
-    for (int64_t column = 0; column < columns && column < WIDE; column += COLUMNS)
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            int64_t count = rows - row < ROWS ? rows - row : ROWS;
-            tiles[count](x + row * x_stride, x_stride, w + column, w_stride, inner,
-                         columns - column, y + row * y_stride + column, y_stride);
-        }
-}
+enum { CHUNK = 96, PARALLEL_PRODUCTS = 1 << 20 };
 
 typedef struct {
-    int64_t inner, outer, strips;
+    int64_t inner, outer, is_packed;
+    int64_t strips, per_item, items; /* strips of a matrix, strips of an item, items of a matrix */
     const elem_t *x, *w;
     elem_t *y;
+    int *status;
     const int64_t *starts; /* grouped: first row of each group */
     int64_t tokens, chunks, token_stride, head_stride, y_stride; /* by head */
 } product_t;
 
-/* Items are (group, strip): a weight strip is read once for all rows of its group. */
-static void multiply_groups(const void *context, int64_t first, int64_t last) {
-    const product_t *p = context;
-    for (int64_t item = first; item < last; item++) {
-        int64_t group = item / p->strips, column = item % p->strips * WIDE;
-        int64_t start = p->starts[group], rows = p->starts[group + 1] - start;
-        if (rows > 0)
-            strip(rows, p->x + start * p->inner, p->inner,
-                  p->w + group * p->inner * p->outer + column, p->outer, p->inner,
-                  p->outer - column, p->y + start * p->outer + column, p->outer);
+/* Rows that are multiplied with one matrix, at one place in the result. */
+typedef struct {
+    const elem_t *x, *w;
+    elem_t *y;
+    int64_t count, x_stride, y_stride;
+} rows_t;
+
+/* Elements of `columns` packed columns. */
+ALWAYS_INLINE int64_t packed_size(int64_t inner, int64_t columns) {
+    return (inner + PER_WORD - 1) / PER_WORD * PER_WORD * columns;
+}
+
+/* Words of `width` columns from plain rows; columns from `columns` on are zero. */
+static void pack_strip(const elem_t *plain, int64_t stride, int64_t rows, int64_t columns,
+                       int64_t width, elem_t *packed) {
+    for (int64_t k = 0; k < rows; k += PER_WORD, packed += width * PER_WORD) {
+        elem_t words[STRIP_STEP] = {0};
+        const elem_t *row = plain + k * stride;
+#ifdef ELEM_BF16
+        static const elem_t zeros[NZ_STRIP];
+        const elem_t *next = k + 1 < rows ? row + stride : zeros;
+        for (int64_t c = 0; c < columns; c++) {
+            words[2 * c] = row[c];
+            words[2 * c + 1] = next[c];
+        }
+#else
+        memcpy(words, row, (size_t)columns * sizeof(elem_t));
+#endif
+        memcpy(packed, words, (size_t)(width * PER_WORD) * sizeof(elem_t));
     }
 }
 
+/* Some rows with the columns of a tile, or with the fewer that there are: what the tile adds up past
+ * them is not stored. */
+static void multiply_tile(int64_t count, const rows_t *rows, int64_t row, const elem_t *w,
+                          int64_t step, int64_t inner, int64_t column, int64_t columns) {
+    const elem_t *x = rows->x + row * rows->x_stride;
+    elem_t *y = rows->y + row * rows->y_stride + column;
+    if (columns >= TILE_COLUMNS) {
+        tiles[count](x, rows->x_stride, w, step, inner, y, rows->y_stride);
+        return;
+    }
+    elem_t results[TILE_ROWS * TILE_COLUMNS];
+    tiles[count](x, rows->x_stride, w, step, inner, results, TILE_COLUMNS);
+    for (int64_t i = 0; i < count; i++)
+        memcpy(y + i * rows->y_stride, results + i * TILE_COLUMNS, (size_t)columns * sizeof(elem_t));
+}
+
+/* One strip for every row, in tiles of about the same number of rows. */
+static void multiply_strip(const product_t *p, const rows_t *rows, int64_t strip, elem_t *space) {
+    const int64_t column = strip * NZ_STRIP, left = p->outer - column;
+    const int64_t columns = left < NZ_STRIP ? left : NZ_STRIP;
+    const elem_t *w = rows->w + packed_size(p->inner, column);
+    int64_t step = columns * PER_WORD;
+    if (!p->is_packed) {
+        pack_strip(rows->w + column, p->outer, p->inner, columns, NZ_STRIP, space);
+        w = space;
+        step = STRIP_STEP;
+    }
+    const int64_t parts = (rows->count + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t part = 0, row = 0; part < parts; part++) {
+        int64_t count = (rows->count - row + parts - part - 1) / (parts - part);
+        for (int64_t c = 0; c < columns; c += TILE_COLUMNS)
+            multiply_tile(count, rows, row, w + c * PER_WORD, step, p->inner, column + c, columns - c);
+        row += count;
+    }
+}
+
+/* The strips of one item. */
+static void multiply_item(const product_t *p, const rows_t *rows, int64_t item, elem_t *space) {
+    int64_t strip = item * p->per_item, last = strip + p->per_item;
+    last = last < p->strips ? last : p->strips;
+    const int64_t whole = p->outer / NZ_STRIP < last ? p->outer / NZ_STRIP : last;
+    if (rows->count == 1 && p->is_packed)
+        for (; strip + WIDE_STRIPS <= whole; strip += WIDE_STRIPS)
+            tile_wide(rows->x, rows->w + packed_size(p->inner, strip * NZ_STRIP),
+                      packed_size(p->inner, NZ_STRIP), p->inner, rows->y + strip * NZ_STRIP);
+    for (; strip < last; strip++) multiply_strip(p, rows, strip, space);
+}
+
+ALWAYS_INLINE const elem_t *matrix_of(const product_t *p, int64_t index) {
+    return p->w + index * (p->is_packed ? packed_size(p->inner, p->outer) : p->inner * p->outer);
+}
+
+/* Where a strip of a plain matrix is packed; NULL for packed ones, or where there is no memory. */
+static elem_t *get_strip_space(const product_t *p) {
+    if (p->is_packed) return NULL;
+    elem_t *space = malloc((size_t)packed_size(p->inner, NZ_STRIP) * sizeof(elem_t));
+    if (!space) __atomic_store_n(p->status, NO_MEMORY, __ATOMIC_RELAXED);
+    return space;
+}
+
+/* Items are (group, some strips): a weight strip is read once for all rows of its group. */
+static void multiply_groups(const void *context, int64_t first, int64_t last) {
+    const product_t *p = context;
+    elem_t *space = get_strip_space(p);
+    for (int64_t item = first; item < last && (space || p->is_packed); item++) {
+        int64_t group = item / p->items, start = p->starts[group];
+        rows_t rows = {p->x + start * p->inner, matrix_of(p, group), p->y + start * p->outer,
+                       p->starts[group + 1] - start, p->inner, p->outer};
+        if (rows.count > 0) multiply_item(p, &rows, item % p->items, space);
+    }
+    free(space);
+}
+
+/* Items are (head, chunk of tokens, some strips). */
+static void multiply_heads(const void *context, int64_t first, int64_t last) {
+    const product_t *p = context;
+    const int64_t per_head = p->chunks * p->items;
+    elem_t *space = get_strip_space(p);
+    for (int64_t item = first; item < last && (space || p->is_packed); item++) {
+        int64_t head = item / per_head, token = item % p->chunks * CHUNK;
+        int64_t left = p->tokens - token;
+        rows_t rows = {p->x + token * p->token_stride + head * p->head_stride, matrix_of(p, head),
+                       p->y + token * p->y_stride + head * p->outer, left < CHUNK ? left : CHUNK,
+                       p->token_stride, p->y_stride};
+        multiply_item(p, &rows, item % per_head / p->chunks, space);
+    }
+    free(space);
+}
+
+/* Check the matrices, and cut each into items of `per_item` strips. */
+static int open_product(product_t *p, int64_t matrices, int64_t per_item) {
+    const int64_t row_bytes = p->outer * (int64_t)sizeof(elem_t);
+    int status = nz_check(p->w, matrices, p->inner, row_bytes, (int)p->is_packed);
+    if (p->is_packed) p->w += nz_first(row_bytes) / (int64_t)sizeof(elem_t);
+    p->strips = (p->outer + NZ_STRIP - 1) / NZ_STRIP;
+    p->per_item = per_item;
+    p->items = (p->strips + per_item - 1) / per_item;
+    return status;
+}
+
+static int run_product(product_t *p, int64_t items, int64_t rows, range_fn body) {
+    int status = OK;
+    p->status = &status;
+    glm_run(items, rows * p->inner * p->outer > PARALLEL_PRODUCTS ? 1 : items, body, p);
+    return status;
+}
+
 int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, int64_t outer,
-                           int64_t is_counts, const elem_t *x, const elem_t *w,
+                           int64_t is_counts, int64_t is_packed, const elem_t *x, const elem_t *w,
                            const int64_t *group_list, elem_t *y) {
+    product_t p = {.inner = inner, .outer = outer, .is_packed = is_packed, .x = x, .w = w, .y = y};
+    int status = open_product(&p, groups, total_rows > 4 * groups ? 1 : WIDE_STRIPS);
+    if (status) return status;
     int64_t *starts = malloc((size_t)(groups + 1) * sizeof(int64_t));
     if (!starts) return NO_MEMORY;
     int is_rising = 1;
@@ -199,44 +171,47 @@ int KERNEL(grouped_matmul)(int64_t total_rows, int64_t groups, int64_t inner, in
         starts[group + 1] = is_counts ? starts[group] + group_list[group] : group_list[group];
         is_rising &= starts[group + 1] >= starts[group];
     }
-    if (!is_rising || starts[groups] > total_rows) {
-        free(starts);
-        return OUT_OF_RANGE;
-    }
-    product_t p = {.inner = inner, .outer = outer, .strips = (outer + WIDE - 1) / WIDE,
-                   .x = x, .w = w, .y = y, .starts = starts};
-    int64_t items = groups * p.strips;
-    int is_large = total_rows * inner * outer > PARALLEL_PRODUCTS;
-    glm_run(items, is_large ? 1 : items, multiply_groups, &p);
+    p.starts = starts;
+    status = !is_rising || starts[groups] > total_rows
+                 ? OUT_OF_RANGE
+                 : run_product(&p, groups * p.items, total_rows, multiply_groups);
     free(starts);
-    return OK;
-}
-
-/* Items are (head, chunk of tokens, strip). */
-static void multiply_heads(const void *context, int64_t first, int64_t last) {
-    const product_t *p = context;
-    int64_t per_head = p->chunks * p->strips;
-    for (int64_t item = first; item < last; item++) {
-        int64_t head = item / per_head, token = item / p->strips % p->chunks * CHUNK;
-        int64_t column = item % p->strips * WIDE;
-        int64_t rows = p->tokens - token < CHUNK ? p->tokens - token : CHUNK;
-        strip(rows, p->x + token * p->token_stride + head * p->head_stride, p->token_stride,
-              p->w + head * p->inner * p->outer + column, p->outer, p->inner, p->outer - column,
-              p->y + token * p->y_stride + head * p->outer + column, p->y_stride);
-    }
+    return status;
 }
 
 /* [tokens, heads, inner] (any token and head stride) by [heads, inner, outer]; with one head, an
  * ordinary product. */
 int KERNEL(head_matmul)(int64_t tokens, int64_t heads, int64_t inner, int64_t outer,
-                        int64_t token_stride, int64_t head_stride, const elem_t *x, const elem_t *w,
-                        elem_t *y) {
-    product_t p = {.inner = inner, .outer = outer, .strips = (outer + WIDE - 1) / WIDE,
-                   .x = x, .w = w, .y = y, .tokens = tokens,
-                   .chunks = (tokens + CHUNK - 1) / CHUNK, .token_stride = token_stride,
-                   .head_stride = head_stride, .y_stride = heads * outer};
-    int64_t items = heads * p.chunks * p.strips;
-    int is_large = tokens * heads * inner * outer > PARALLEL_PRODUCTS;
-    glm_run(items, is_large ? 1 : items, multiply_heads, &p);
+                        int64_t token_stride, int64_t head_stride, int64_t is_packed,
+                        const elem_t *x, const elem_t *w, elem_t *y) {
+    product_t p = {.inner = inner, .outer = outer, .is_packed = is_packed, .x = x, .w = w, .y = y,
+                   .tokens = tokens, .chunks = (tokens + CHUNK - 1) / CHUNK,
+                   .token_stride = token_stride, .head_stride = head_stride,
+                   .y_stride = heads * outer};
+    int status = open_product(&p, heads, tokens > 1 ? 1 : WIDE_STRIPS);
+    if (status) return status;
+    return run_product(&p, heads * p.chunks * p.items, tokens * heads, multiply_heads);
+}
+
+typedef struct {
+    int64_t rows, columns, strips;
+    const elem_t *plain;
+    elem_t *packed;
+} packing_floats_t;
+
+static void pack_strips(const void *context, int64_t first, int64_t last) {
+    const packing_floats_t *p = context;
+    for (int64_t item = first; item < last; item++) {
+        const int64_t matrix = item / p->strips, column = item % p->strips * NZ_STRIP;
+        const int64_t left = p->columns - column, width = left < NZ_STRIP ? left : NZ_STRIP;
+        pack_strip(p->plain + matrix * p->rows * p->columns + column, p->columns, p->rows, width,
+                   width, p->packed + packed_size(p->rows, matrix * p->columns + column));
+    }
+}
+
+int KERNEL(pack_floats)(int64_t matrices, int64_t rows, int64_t columns, const elem_t *plain,
+                        elem_t *packed) {
+    packing_floats_t p = {rows, columns, (columns + NZ_STRIP - 1) / NZ_STRIP, plain, packed};
+    over_rows(matrices * p.strips, rows * NZ_STRIP, pack_strips, &p);
     return OK;
 }

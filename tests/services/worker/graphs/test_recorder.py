@@ -67,7 +67,7 @@ def test_each_kernel_is_taken_down_with_its_operator(take: Record, x: Tensor) ->
     assert isinstance(second, KernelCall)
     assert (first.operator, first.name) == ("glm::linear", "head_matmul")
     assert (second.operator, second.name) == ("npu::npu_swiglu", "swiglu")
-    assert first.numbers == (3, 1, 8, 8, 8, 0)
+    assert first.numbers == (3, 1, 8, 8, 8, 0, False)
     assert first.addresses[0] == x.data_ptr()
     assert first.addresses[2] == second.addresses[0]
 

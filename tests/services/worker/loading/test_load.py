@@ -16,6 +16,7 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.mtp import MTPLayer
 from services.worker.model.spec import ModelSpec
+from services.worker.ops import nz
 from shared.errors import CheckpointError
 
 WEIGHT = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -63,7 +64,7 @@ def test_the_router_stays_float32_in_a_bfloat16_model(
 ) -> None:
     decoder = load(tmp_path, source, tensors, dtype=torch.bfloat16)
     gate = decoder.layers[1].mlp.gate
-    assert torch.equal(gate.weight.T, tensors["model.layers.1.mlp.gate.weight"])
+    assert torch.equal(nz.plain(gate.weight).T, tensors["model.layers.1.mlp.gate.weight"])
     assert gate.e_score_correction_bias.dtype == torch.float32
     assert decoder.layers[1].mlp.experts.w13.dtype == torch.bfloat16
 
@@ -73,14 +74,15 @@ def test_experts_and_fused_projections_land_in_their_places(
 ) -> None:
     decoder = load(tmp_path, source, tensors)
     moe, attention = decoder.layers[1].mlp, decoder.layers[0].self_attn
-    assert torch.equal(moe.experts.w13[3, :, 32:], tensors[WEIGHT].T)
-    assert torch.equal(moe.experts.w2[3], tensors[WEIGHT.replace("up_proj", "down_proj")].T)
+    assert torch.equal(nz.plain(moe.experts.w13)[3, :, 32:], tensors[WEIGHT].T)
+    down = tensors[WEIGHT.replace("up_proj", "down_proj")]
+    assert torch.equal(nz.plain(moe.experts.w2)[3], down.T)
     prefix = "model.layers.0.self_attn."
     kv_a = tensors[f"{prefix}kv_a_proj_with_mqa.weight"]
-    assert torch.equal(attention.fused_qkv_a_proj.weight[:, 48:].T, kv_a)
+    assert torch.equal(nz.plain(attention.fused_qkv_a_proj.weight)[:, 48:].T, kv_a)
     kv_b = tensors[f"{prefix}kv_b_proj.weight"].view(4, 64, 512)
-    assert torch.equal(attention.W_UK_T, kv_b[:, :32])
-    assert torch.equal(attention.W_UV, kv_b[:, 32:].transpose(1, 2))
+    assert torch.equal(nz.plain(attention.W_UK_T), kv_b[:, :32])
+    assert torch.equal(nz.plain(attention.W_UV), kv_b[:, 32:].transpose(1, 2))
 
 
 def test_an_index_of_several_files_is_followed(
@@ -241,7 +243,7 @@ def test_a_tied_head_needs_no_tensor(
 ) -> None:
     del tensors["lm_head.weight"]
     decoder = load(tmp_path, source, tensors, tie_word_embeddings=True)
-    assert torch.equal(decoder.lm_head.weight.T, tensors["model.embed_tokens.weight"])
+    assert torch.equal(nz.plain(decoder.lm_head.weight).T, tensors["model.embed_tokens.weight"])
 
 
 def test_a_head_beside_a_config_that_ties_it_is_refused(

@@ -6,6 +6,7 @@ from torch.nn import functional
 from services.worker.model.linear import Linear
 from services.worker.model.placement import WHOLE, Placement
 from services.worker.model.shards import Cut, Shards
+from services.worker.ops import nz
 
 CPU = torch.device("cpu")
 
@@ -32,6 +33,18 @@ def test_matrices_of_one_input_lie_side_by_side_in_order() -> None:
     gate.store(torch.ones(3, 2))
     up.store(torch.full((2, 2), 2.0))
     assert torch.equal(linear.weight, torch.cat((torch.ones(3, 2), torch.full((2, 2), 2.0))).T)
+
+
+def test_loading_ends_with_the_weight_packed_and_the_same_results() -> None:
+    linear = Linear(Shards.cut(WHOLE, "", {"w": 40}, 8, Cut.WHOLE), torch.float32, CPU)
+    (slot,) = linear.slots()
+    slot.store(random(40, 8, seed=1))
+    x = random(5, 8, seed=2)
+    before, plain = linear(x), linear.weight
+    linear.finish_loading()
+    assert nz.is_nz(linear.weight)
+    assert torch.equal(nz.plain(linear.weight), plain)
+    assert torch.equal(linear(x), before)
 
 
 def cut_results(cut: Cut, x: torch.Tensor, matrix: torch.Tensor, ranks: int) -> list[torch.Tensor]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.ops import dense, registry
+
 LATENT, ROPE = 512, 64
 # float32: two ways to sum 576 products and up to 300 weights differ by a few 1e-6 of values near 1.
 # bfloat16: the output is rounded (2^-9 relative) and the fast kernel rounds each weight (2^-9).
@@ -198,3 +200,18 @@ def test_per_head_product_equals_einsum(
     bound = 1e-4 if dtype == torch.float32 else 2**-8
     torch.testing.assert_close(result.float(), exact, atol=bound * 8, rtol=bound)
     assert result.is_contiguous()
+
+
+def test_packed_heads_give_the_same_bits_as_plain_ones(
+    compiled: dict[str, Any], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    x = torch.randn((3, 2, 64), generator=generator).to(dtype)
+    weight = torch.randn((2, 64, 40), generator=generator).to(dtype)
+    for native in compiled.values():
+        multiply = registry.cpu_kernels(native)["npu_transpose_batchmatmul"]
+        packed = dense.kernels(native)["pack_weight"](weight)
+        swap = [1, 0, 2]
+        result = multiply(x, packed, perm_x1=swap, perm_y=swap)
+        assert torch.equal(result, multiply(x, weight, perm_x1=swap, perm_y=swap))
+        with pytest.raises(ValueError, match="was cut or copied"):
+            multiply(x, packed[..., :32], perm_x1=swap, perm_y=swap)

@@ -65,6 +65,12 @@ def test_blocked_memory_is_for_the_kernels_that_read_it() -> None:
     assert "not contiguous" in check(allowed, plain.transpose(1, 2).contiguous().transpose(1, 2))
 
 
+def test_a_float_weight_that_is_packed_for_a_cpu_counts_as_flat() -> None:
+    weight = torch.zeros(2, 8, 32, dtype=torch.bfloat16)
+    assert check(Form("G K N", is_flat=True), nz.pack(weight)) == ""
+    assert "not contiguous" in check(Form("G K N", is_flat=True), weight.transpose(1, 2))
+
+
 @pytest.mark.parametrize("value", [None, 3, [meta(2), meta(2)]])
 def test_what_is_no_tensor_is_refused(value: object) -> None:
     assert check(Form("T"), value) == "must be one tensor [T]"

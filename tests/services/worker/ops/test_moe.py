@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.ops import dense, registry
+
 
 def route(kernels: Any, logits: torch.Tensor, k: int, **changes: Any) -> Any:
     arguments = {
@@ -200,6 +202,33 @@ def test_grouped_product_equals_one_product_per_group(
     # float32: sums of 192 products in another order. bfloat16: one rounding of values near 14.
     bound = 1e-4 if dtype == torch.float32 else 2**-8
     torch.testing.assert_close(result[:34].double(), exact, atol=bound * 4, rtol=bound)
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 1, 0, 1], [3, 0, 1, 21, 9], [0, 0, 0, 0, 0]])
+def test_packed_experts_give_the_same_bits_as_plain_ones_whatever_is_beside_a_row(
+    compiled: dict[str, Any], dtype: torch.dtype, generator: torch.Generator, counts: list[int]
+) -> None:
+    x = torch.randn((sum(counts) + 2, 65), generator=generator).to(dtype)
+    weight = torch.randn((5, 65, 150), generator=generator).to(dtype)
+
+    def multiply(kernels: Any, rows: torch.Tensor, form: torch.Tensor, counts: list[int]) -> Any:
+        product = kernels["npu_grouped_matmul"](
+            [rows], [form], group_list=torch.tensor(counts), split_item=2, group_type=0,
+            group_list_type=1,
+        )[0]  # fmt: skip
+        return product[: sum(counts)]
+
+    for native in compiled.values():
+        kernels = registry.cpu_kernels(native)
+        packed = dense.kernels(native)["pack_weight"](weight)
+        together = multiply(kernels, x, packed, counts)
+        assert torch.equal(together, multiply(kernels, x, weight, counts))
+        owners = [group for group, count in enumerate(counts) for _ in range(count)]
+        for row, owner in enumerate(owners):
+            alone = [int(group == owner) for group in range(5)]
+            assert torch.equal(multiply(kernels, x[row:], packed, alone)[0], together[row])
+        with pytest.raises(ValueError, match="was cut or copied"):
+            multiply(kernels, x, packed.clone(), counts)
 
 
 def test_grouped_rows_do_not_depend_on_the_group_size(

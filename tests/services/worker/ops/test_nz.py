@@ -13,13 +13,15 @@ SHAPES = [(1, 1), (4, 32), (5, 7), (64, 40), (3, 9, 33)]
 
 
 def random_weight(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(dtype)
     limits = torch.iinfo(dtype)
     generator = torch.Generator().manual_seed(5)
     return torch.randint(limits.min, limits.max, shape, dtype=dtype, generator=generator)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bfloat16, torch.float32])
 def test_what_was_packed_is_unpacked(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     weight = random_weight(shape, dtype)
     packed = nz.pack(weight)
@@ -36,6 +38,29 @@ def test_four_rows_of_a_column_are_neighbours_and_strips_follow_each_other() -> 
     assert packed[:8].tolist() == [0, 33, 66, 99, 1, 34, 67, 100]
     assert torch.equal(packed[128:132], weight[4:, 0])
     assert torch.equal(packed[256:], weight[:, 32])
+
+
+def test_as_many_rows_are_neighbours_as_fill_a_word() -> None:
+    weight = torch.arange(3 * 33).view(3, 33)
+    for dtype, rows in ((torch.bfloat16, 2), (torch.float32, 1)):
+        memory = torch.empty(0, dtype=torch.uint8)
+        memory.set_(nz.pack(weight.to(dtype)).untyped_storage())
+        packed = nz.payload(memory, 33 * dtype.itemsize).view(dtype)
+        assert packed[: 2 * rows].tolist() == [0, 33, 1, 34][:: 3 - rows]
+        assert packed[32 * rows] == 33 * rows
+        # A row that the matrix lacks to fill the last word is zero.
+        last = packed[32 * (4 if rows == 2 else 3) :]
+        assert last[: 2 * rows].tolist() == ([32, 65, 98, 0] if rows == 2 else [32, 65])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_kernel_may_read_a_whole_strip_behind_a_narrow_last_one(dtype: torch.dtype) -> None:
+    weight = random_weight((2, 6, 33), dtype)
+    packed = nz.pack(weight)
+    matrices = nz.packed_bytes(dtype, 2, 6, 33 * dtype.itemsize)
+    first = packed.untyped_storage().nbytes() - 32 * 4 - matrices
+    memory = torch.empty(0, dtype=torch.uint8).set_(packed.untyped_storage())
+    assert nz.payload(memory, 33 * dtype.itemsize).numel() == len(memory) - first
 
 
 def test_int8_rows_of_two_columns_may_be_viewed_as_eight_columns() -> None:
@@ -84,7 +109,7 @@ def test_one_row_for_all_is_no_packed_weight() -> None:
 
 
 def test_other_types_and_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be int8, or int32"):
+    with pytest.raises(ValueError, match="must be a float, int8, or int32"):
         nz.pack(torch.zeros(4, 4, dtype=torch.int16))
     for shape in [(4,), (0, 4)]:
         with pytest.raises(ValueError, match=r"must be \[\.\.\., K, N\]"):
