@@ -75,7 +75,7 @@ class Stream(threading.Thread):
             "model": "glm-nano",
             "prompt": "one two three four five six seven eight nine ten",
             "temperature": 0,
-            "max_tokens": 400,
+            "max_tokens": 150,
             "ignore_eos": True,
             "stream": True,
         }
@@ -119,6 +119,14 @@ def test_other_layouts_say_the_same(nano: Mesh, flags: tuple[str, ...]) -> None:
     assert "s, killed" not in mesh.screen
 
 
+@pytest.fixture(scope="module")
+def whole_text(two_ranks: Mesh) -> str:
+    """The stream that nobody disturbs."""
+    whole = streamed(two_ranks)
+    whole.join(120)
+    return whole.text
+
+
 def test_two_ranks_say_what_one_says(two_ranks: Mesh, nano: Mesh) -> None:
     assert answers(two_ranks) == answers(nano)
     services = json.loads((two_ranks.run_dir / "mesh.json").read_text())["services"]
@@ -128,18 +136,16 @@ def test_two_ranks_say_what_one_says(two_ranks: Mesh, nano: Mesh) -> None:
 
 @pytest.mark.parametrize("name", ["worker.1", "worker"])
 def test_a_killed_rank_ends_its_group_and_the_stream_goes_on_without_a_gap(
-    two_ranks: Mesh, name: str
+    two_ranks: Mesh, whole_text: str, name: str
 ) -> None:
     two_ranks.until_serving()
-    whole = streamed(two_ranks)
-    whole.join(120)
     before = {rank: two_ranks.pid(rank) for rank in ("worker", "worker.1")}
     scheduler = two_ranks.pid("scheduler")
     cut = streamed(two_ranks, 20, lambda: os.kill(before[name], signal.SIGKILL))
     cut.join(120)
     assert cut.done_at
     assert not cut.error
-    assert cut.text == whole.text
+    assert cut.text == whole_text
     after = {rank: two_ranks.pid(rank) for rank in before}
     assert not set(before.values()) & set(after.values())
     assert not any(is_alive(pid) for pid in before.values())
@@ -152,10 +158,10 @@ def test_a_killed_rank_ends_its_group_and_the_stream_goes_on_without_a_gap(
     two_ranks.until_idle()
 
 
-def test_a_frozen_rank_is_named_and_its_group_started_again(two_ranks: Mesh) -> None:
+def test_a_frozen_rank_is_named_and_its_group_started_again(
+    two_ranks: Mesh, whole_text: str
+) -> None:
     two_ranks.until_serving()
-    whole = streamed(two_ranks)
-    whole.join(120)
     frozen = two_ranks.pid("worker.1")
     seen_before = len(two_ranks.log("worker"))
     stream = streamed(two_ranks, 20, lambda: os.kill(frozen, signal.SIGSTOP))
@@ -165,7 +171,7 @@ def test_a_frozen_rank_is_named_and_its_group_started_again(two_ranks: Mesh) -> 
     two_ranks.until(lambda: not is_alive(frozen), 20, "the frozen rank is ended")
     stream.join(120)
     assert not stream.error
-    assert stream.text == whole.text
+    assert stream.text == whole_text
     told = two_ranks.log("worker")[seen_before:]
     assert "rank 1" in told
     assert "step" in told
