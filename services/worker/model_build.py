@@ -68,28 +68,11 @@ def build_model_executor(
     ops.set_num_threads(num_threads)
     ranks = ranks or Alone()
     spec = ranks.place(_choose_spec(settings, path))
-    config = spec.config
-    max_model_len = spec.context_length
-    known = num_known_ids(path, config.vocab_size)
+    known = num_known_ids(path, spec.config.vocab_size)
     ops.register()
     decoder = _load(settings, path, spec, is_stopping)
     ranks.wait_for_others(is_stopping)
-    with _guarded(spec.device):
-        num_blocks = _choose_num_blocks(settings, decoder, max_model_len)
-    max_num_seqs = _choose_max_num_seqs(settings)
-    own_limits = Capacity(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        num_rows=2 * max_num_seqs,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        vocab_size=known,
-        block_size_bytes=bytes_per_block(spec),
-        model_digest=model_digest(path),
-        num_speculative_tokens=settings.num_speculative_tokens,
-    )
-    limits = ranks.agree(own_limits, spec)
+    limits = ranks.agree(_own_limits(settings, path, decoder, known), spec)
     with _guarded(spec.device):
         caches = allocate(spec, limits.num_blocks)
         check_layout(spec, caches)
@@ -118,6 +101,26 @@ def build_model_executor(
     gc.freeze()
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
     return ranks.finish(executor)
+
+
+def _own_limits(settings: WorkerSettings, path: Path, decoder: Decoder, known: int) -> Capacity:
+    """What this rank can do, whatever the others can; `known` ids may be sampled."""
+    spec = decoder.spec
+    with _guarded(spec.device):
+        num_blocks = _choose_num_blocks(settings, decoder, spec.context_length)
+    max_num_seqs = _choose_max_num_seqs(settings)
+    return Capacity(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        num_rows=2 * max_num_seqs,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=spec.context_length,
+        vocab_size=known,
+        block_size_bytes=bytes_per_block(spec),
+        model_digest=model_digest(path),
+        num_speculative_tokens=settings.num_speculative_tokens,
+    )
 
 
 def _tell(path: Path, spec: ModelSpec, limits: Capacity, num_threads: int, seconds: float) -> None:
