@@ -32,7 +32,8 @@ def _is_on_cpu(asked: Deployment) -> bool:
 
 
 def _captures_nothing(asked: Deployment) -> bool:
-    return bool(asked.value("compilation_config.cudagraph_mode") == "NONE")
+    is_off = asked.value("compilation_config.cudagraph_mode") == "NONE"
+    return is_off or asked.flags.enforce_eager
 
 
 _EXTRA = "additional_config"

@@ -20,7 +20,7 @@ class CompilationConfig(Options):
             BeforeValidator(_upper),
         ]
         | None
-    ) = Field(default=None, description="Which steps are captured as graphs; none here.")
+    ) = Field(default=None, description="Which steps are captured as graphs.")
     cudagraph_capture_sizes: list[Size] | None = Field(
         default=None, description="Tokens of the captured steps."
     )

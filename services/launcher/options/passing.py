@@ -47,6 +47,18 @@ PASSED: Final = (
         service="worker",
         flag="--num-speculative-tokens",
     ),
+    Passed(name="compilation_config.cudagraph_mode", service="worker", flag="--cudagraph-mode"),
+    Passed(
+        name="compilation_config.cudagraph_capture_sizes",
+        service="worker",
+        flag="--cudagraph-capture-sizes",
+    ),
+    Passed(
+        name="compilation_config.max_cudagraph_capture_size",
+        service="worker",
+        flag="--max-cudagraph-capture-size",
+    ),
+    Passed(name="enforce_eager", service="worker", flag="--enforce-eager"),
     Passed(name="seed", service="frontend", flag="--seed"),
 )
 
@@ -70,7 +82,7 @@ AS_IT_IS: Final = (
     "data_parallel_start_rank",
     "distributed_executor_backend",
     "api_server_count",
-    "compilation_config.cudagraph_mode",
+    "compilation_config",
     "speculative_config",
 )
 

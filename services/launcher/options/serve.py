@@ -89,7 +89,7 @@ class ServeOptions(Options):
     )
     async_scheduling: bool = Field(default=False, description="Plan a step while one runs.")
     scheduling_policy: str = Field(default="fcfs", description="Order of admission.")
-    enforce_eager: bool = Field(default=True, description="Steps are not captured as graphs.")
+    enforce_eager: bool = Field(default=False, description="Steps are not captured as graphs.")
     guided_decoding_backend: str = Field(default="auto", description="Grammars.")
     structured_outputs_config: str | None = Field(default=None, description="Grammars.")
     enable_auto_tool_choice: bool = Field(

@@ -14,7 +14,6 @@ _EXCHANGE = "tokens travel to experts in the way that the worker chooses"
 _ONE_FRONT = "one scheduler places the requests of all replicas"
 _ADAPTERS = "adapters are not built"
 _GRAMMARS = "grammars are not built"
-_GRAPHS = "graph capture is not built"
 _TLS = "TLS is left to a proxy in front"
 _SCHEDULING = "requests are served in order"
 _LOAD = "experts stay where they are"
@@ -34,11 +33,6 @@ def _starts_late(asked: Deployment) -> bool:
 
 def _spreads_experts(asked: Deployment) -> bool:
     return asked.ep_size > 1
-
-
-def _may_capture(asked: Deployment) -> bool:
-    config = asked.flags.compilation_config
-    return config is not None and bool(config.model_fields_set) and config.cudagraph_mode != "NONE"
 
 
 _EXTRA = "additional_config"
@@ -128,15 +122,17 @@ UNBUILT: Final = (
         name=f"{_EXTRA}.dynamic_spec_config",
         missing="the number of drafts is the same in each step",
     ),
-    Unbuilt(name="enforce_eager", missing=_GRAPHS),
     Unbuilt(
-        name="compilation_config",
-        missing=_GRAPHS,
-        asks=_may_capture,
+        name="compilation_config.cudagraph_mode",
+        missing="decode steps are captured whole (only FULL_DECODE_ONLY or NONE)",
+        asks=lambda asked: (
+            asked.value("compilation_config.cudagraph_mode")
+            not in {None, "NONE", "FULL_DECODE_ONLY"}
+        ),
     ),
     Unbuilt(
         name=f"{_EXTRA}.xlite_graph_config",
-        missing=_GRAPHS,
+        missing="steps are captured by torch_npu alone",
         asks=lambda asked: asked.flags.additional_config.xlite_graph_config.enabled,
     ),
     Unbuilt(name="async_scheduling", missing="planning ahead is not built"),

@@ -4,7 +4,7 @@ from services.frontend.settings import FrontendSettings
 from services.launcher.options.passing import PASSED, service_flags
 from services.worker.settings import WorkerSettings
 from shared.config import ServiceSettings, flag_of
-from tests.services.launcher.options.cases import deployment, drafts, extra, join
+from tests.services.launcher.options.cases import deployment, drafts, extra, graphs, join
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,24 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, joi
         (extra(weight_nz_mode=0), {"worker": ("--weight-nz-mode=0",)}),
         ("VLLM_ASCEND_ENABLE_NZ=2", {"worker": ("--weight-nz-mode=2",)}),
         (drafts(3), {"worker": ("--num-speculative-tokens=3",)}),
+        (graphs(), {"worker": ("--cudagraph-mode=FULL_DECODE_ONLY",)}),
+        (graphs(mode="NONE"), {"worker": ("--cudagraph-mode=NONE",)}),
+        (
+            graphs(sizes=[4, 16]),
+            {
+                "worker": (
+                    "--cudagraph-mode=FULL_DECODE_ONLY",
+                    "--cudagraph-capture-sizes=[4, 16]",
+                )
+            },
+        ),
+        (
+            "-cc.max_cudagraph_capture_size=64",
+            {"worker": ("--max-cudagraph-capture-size=64",)},
+        ),
+        ("-cc.cudagraph_mode=null", {}),
+        ("--enforce-eager", {"worker": ("--enforce-eager",)}),
+        ("--no-enforce-eager", {"worker": ("--no-enforce-eager",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),
         (
             join("--seed 0", extra(enable_sparse_li_c8=True, weight_nz_mode=2)),
