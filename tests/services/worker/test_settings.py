@@ -27,6 +27,17 @@ def test_the_two_eight_bit_caches_are_independent() -> None:
     assert (latents.enable_sparse_li_c8, latents.enable_sparse_sfa_c8) == (False, True)
 
 
+@pytest.mark.parametrize("sizes", ["[4, 16]", "4,16"])
+def test_steps_are_captured_unless_that_is_switched_off(sizes: str) -> None:
+    flags = [*BASE, "--model", "m"]
+    assert parse(WorkerSettings, flags).captures_steps
+    assert not parse(WorkerSettings, [*flags, "--enforce-eager"]).captures_steps
+    assert not parse(WorkerSettings, [*flags, "--cudagraph-mode", "NONE"]).captures_steps
+    chosen = parse(WorkerSettings, [*flags, f"--cudagraph-capture-sizes={sizes}"])
+    assert chosen.captures_steps
+    assert chosen.cudagraph_capture_sizes == (4, 16)
+
+
 def test_a_model_is_required_in_model_mode_only() -> None:
     with pytest.raises(ConfigError, match="--model is required"):
         parse(WorkerSettings, BASE)
@@ -76,6 +87,9 @@ def test_a_replay_worker_cannot_draft() -> None:
         ("--num-speculative-tokens", "16"),
         ("--npu-generation", "a4"),
         ("--num-threads", "-1"),
+        ("--cudagraph-mode", "PIECEWISE"),
+        ("--cudagraph-capture-sizes", "[4, 0]"),
+        ("--max-cudagraph-capture-size", "0"),
         ("--stall-timeout-s", "0"),
     ],
 )
