@@ -163,6 +163,8 @@ class _Member:
     line: Line
     position: Position
     heard_at: float
+    has_left: bool = False
+    """In good order: nobody waits for it any more."""
 
 
 class Hub:
@@ -239,7 +241,7 @@ class Hub:
         elif "failed" in message:
             self._take(f"rank {rank} {message['failed']}", bool(message["is_echo"]))
         elif "bye" in message:
-            del self._members[rank]
+            member.has_left = True
 
     def _rank_of(self, line: Line) -> int | None:
         return next((rank for rank, one in self._members.items() if one.line is line), None)
@@ -248,8 +250,9 @@ class Hub:
         rank = self._rank_of(line)
         self._selector.unregister(line.socket)
         line.close()
-        if rank is not None:
-            del self._members[rank]
+        if rank is None:
+            self._strangers.remove(line)
+        elif not self._members.pop(rank).has_left:
             # What it said last may be half a second old; in a step all ranks are in the same one.
             own = self._progress.position()
             self._decide(f"rank {rank}: its process ended; rank 0 is {own}")
@@ -258,6 +261,7 @@ class Hub:
         heard = {
             rank: Heard(position=one.position, age_s=now - one.heard_at)
             for rank, one in self._members.items()
+            if not one.has_left
         }
         return {0: Heard(position=self._progress.position(), age_s=0.0), **heard}
 

@@ -1,5 +1,6 @@
 """What each rank does in tests of the model: a fixed script of steps, whose logits are compared."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from services.worker import ops
 from services.worker.loading.load import load_model
+from services.worker.loading.reader import CheckpointReader
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.model.metadata import ExpertTraffic, StepMetadata
@@ -16,7 +18,10 @@ from services.worker.model.spec import ModelSpec
 from services.worker.parallel.moe_method import MoeMethod
 from services.worker.parallel.topology import Topology
 from services.worker.parallel.world import Membership, World
+from services.worker.quant.convert import Conversion, Job
+from services.worker.quant.recipe import RECIPES
 from services.worker.quant.scheme import QuantDescription
+from services.worker.quant.writer import CheckpointWriter
 from tests.services.worker.model.conftest import Driver
 
 CPU = torch.device("cpu")
@@ -52,7 +57,7 @@ def make_script(replica: int, vocab: int, is_idle: bool = False) -> list[list[Ch
 
     steps = [
         [Chunk(0, tokens(21 + 6 * replica))],
-        [Chunk(0, tokens(1)), Chunk(1, tokens(9 - 4 * replica))],
+        [Chunk(0, tokens(1)), Chunk(1, tokens(9 - 2 * replica))],
     ]
     if not is_idle:
         steps += [[Chunk(0, tokens(1)), Chunk(1, tokens(1 + replica))] for _ in range(3)]
@@ -144,3 +149,17 @@ class RankDriver(Driver):
 
     def traffic(self, metadata: StepMetadata) -> StepMetadata:
         return replace(metadata, traffic=ExpertTraffic(method=self.method, num_tokens=self.most))
+
+
+def quantize(source: Path, target: Path, recipe: str) -> None:
+    """The checkpoint in another scheme, calibrated with random prompts."""
+    spec = make_spec(str(source))
+    generator = torch.Generator().manual_seed(9)
+    prompts = torch.randint(0, spec.config.vocab_size, (4, 40), generator=generator).tolist()
+    with CheckpointReader(source) as reader:
+        job = Job(spec=spec, recipe=RECIPES[recipe], prompts=prompts)
+        conversion = Conversion(reader, job)
+        with CheckpointWriter(target, max_shard_bytes=1 << 24) as writer:
+            conversion.run(writer, lambda _: None)
+            values = json.loads((source / "config.json").read_text())
+            writer.commit(values, conversion.description_entries())
