@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,46 @@ def test_a_new_row_has_no_drafts_of_the_one_before(table: RowTable) -> None:
     table.num_drafts[2], table.num_accepted[2] = 3, 2
     table.admit(make_sequence(2, [5]))
     assert (table.num_drafts[2], table.num_accepted[2]) == (0, 0)
+
+
+def test_tables_that_say_the_same_have_one_digest(table: RowTable) -> None:
+    def fill(made: RowTable) -> RowTable:
+        made.admit(make_sequence(0, [5, 6, 7], outputs=[8]))
+        made.admit(make_sequence(3, [1] * 9))
+        made.block_table[3, :2], made.num_blocks[3] = (4, 5), 2
+        return made
+
+    other = fill(RowTable(table.capacity))
+    # What nobody reads: tokens and blocks behind the known ones, and those of free rows.
+    other.tokens[0, 4:], other.block_table[3, 2:], other.tokens[1] = 77, 9, 5
+    assert fill(table).digest() == other.digest()
+
+
+@pytest.mark.parametrize(
+    ("column", "place"),
+    [
+        ("state", 0),
+        ("tokens", (0, 3)),
+        ("num_computed", 0),
+        ("num_accepted", 0),
+        ("finish_code", 0),
+        ("last_step", 0),
+        ("block_table", (0, 1)),
+        ("num_prompt", 0),
+    ],
+)
+def test_any_difference_changes_the_digest(table: RowTable, column: str, place: Any) -> None:
+    table.admit(make_sequence(0, [5, 6, 7], outputs=[8]))
+    table.num_blocks[0] = 2
+    before = table.digest()
+    getattr(table, column)[place] += 1
+    assert table.digest() != before
+
+
+def test_drafts_are_part_of_the_digest(table: RowTable) -> None:
+    table.admit(make_sequence(0, [5, 6, 7]))
+    plain = table.digest()
+    table.num_drafts[0], table.tokens[0, 3] = 1, 9
+    first = table.digest()
+    table.tokens[0, 3] = 10
+    assert len({plain, first, table.digest()}) == 3

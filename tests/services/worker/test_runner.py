@@ -4,10 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.worker.orders import EndEpoch, Epoch, LocalOrders, RunPlan, StartEpoch, Stop
+from services.worker.orders import (
+    EndEpoch,
+    Epoch,
+    LocalOrders,
+    Order,
+    RunPlan,
+    StartEpoch,
+    Stop,
+)
 from services.worker.plan import ContractError, StepPlan, StepResult
 from services.worker.replay import ReplayExecutor
-from services.worker.runner import Runner
+from services.worker.runner import Runner, WorldLostError
 from shared.errors import ConfigError, FailureReason
 from shared.sampling import ReplayScript
 from tests.services.worker.plans import Entry, make_capacity, make_plan, make_sequence
@@ -235,3 +243,39 @@ def test_a_step_that_cannot_be_finished_is_logged_and_the_thread_lives(
     bench.plan(epoch, 2)
     bench.settle()
     assert [result.failure for result in bench.results] == [None, None]
+
+
+def test_a_lost_world_ends_the_thread_after_its_answer(bench: Bench) -> None:
+    epoch = Epoch(1, 1)
+    bench.open(epoch)
+    bench.recorder.error = WorldLostError("rank 1 failed in step 1")
+    bench.plan(epoch, 1)
+    assert bench.runner.join(10)
+    (result,) = bench.results
+    assert result.failure is not None
+    assert result.failure.reason is FailureReason.UPSTREAM_LOST
+    assert result.failure.message == "rank 1 failed in step 1"
+    assert bench.runner.is_lost
+    # What only the next step needs is not done.
+    assert not bench.recorder.num_answers_at_finish
+
+
+def test_a_world_lost_between_steps_ends_the_thread(bench: Bench) -> None:
+    epoch = Epoch(1, 1)
+    bench.open(epoch)
+    bench.recorder.finish_error = WorldLostError("rank 1 failed in step 1")
+    bench.plan(epoch, 1)
+    assert bench.runner.join(10)
+    assert bench.runner.is_lost
+    assert bench.results[0].failure is None
+
+
+def test_a_source_that_is_lost_ends_the_thread() -> None:
+    class Lost:
+        def get(self) -> Order:
+            raise WorldLostError("the exchange of orders broke")
+
+    runner = Runner(Recorder, Lost())
+    runner.start()
+    assert runner.join(10)
+    assert runner.is_lost

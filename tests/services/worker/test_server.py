@@ -3,6 +3,8 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -11,7 +13,8 @@ import pytest
 
 from protos.glm.v1 import worker_pb2
 from services.worker.orders import LocalOrders, Stop
-from services.worker.plan import StepPlan, StepResult, StepTimings
+from services.worker.parallel.moe_method import MoeMethod
+from services.worker.plan import ContractError, StepPlan, StepResult, StepTimings, Tick
 from services.worker.prefill_spans import PrefillSpans
 from services.worker.replay import ReplayExecutor
 from services.worker.runner import Runner
@@ -19,6 +22,7 @@ from services.worker.server import (
     WorkerServicer,
     capacity_to_proto,
     plan_from_proto,
+    read_plan,
     result_to_proto,
 )
 from shared.errors import FailureReason, RequestError
@@ -369,3 +373,68 @@ def test_what_a_worker_drafted_is_told() -> None:
     assert message.timings.draft_us == 70
     capacity = capacity_to_proto(make_capacity(num_speculative_tokens=4), "1")
     assert capacity.num_speculative_tokens == 4
+
+
+def ticked(**changes: Any) -> StepPlan:
+    values = {
+        "num_tokens": 9,
+        "method": MoeMethod.ALLTOALL,
+        "num_draft_passes": 3,
+        "num_draft_rows": 2,
+    }
+    return replace(start(7), tick=Tick(**(values | changes)))
+
+
+@pytest.mark.parametrize("method", MoeMethod)
+def test_a_tick_survives_its_message(method: MoeMethod) -> None:
+    plan = ticked(method=method)
+    message = plan_message(plan).plan
+    assert plan_from_proto(message).tick == plan.tick
+    # As a leader passes it on.
+    assert read_plan(message.SerializeToString()).tick == plan.tick
+    assert plan_from_proto(plan_message(start(7)).plan).tick is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("num_tokens", 0, "num_tokens of the tick must be at least 1"),
+        ("num_draft_rows", 0, "num_draft_rows of the tick must be at least 1"),
+        ("moe_method", 0, "moe_method 0 of the tick is not known"),
+        ("moe_method", 9, "moe_method 9 of the tick is not known"),
+    ],
+)
+def test_a_tick_that_says_nothing_is_refused(field: str, value: int, said: str) -> None:
+    message = plan_message(ticked()).plan
+    setattr(message.tick, field, value)
+    with pytest.raises(ContractError, match=said):
+        plan_from_proto(message)
+
+
+def test_a_worlds_replica_tells_its_place_and_its_methods() -> None:
+    limits = make_capacity(
+        data_parallel_size=4,
+        data_parallel_rank=2,
+        moe_ladder=((64, MoeMethod.MC2), (8192, MoeMethod.ALLTOALL)),
+    )
+    message = capacity_to_proto(limits, "1")
+    assert (message.data_parallel_size, message.data_parallel_rank) == (4, 2)
+    assert [(one.max_num_tokens, one.method) for one in message.moe_methods] == [
+        (64, worker_pb2.MOE_METHOD_MC2),
+        (8192, worker_pb2.MOE_METHOD_ALLTOALL),
+    ]
+    alone = capacity_to_proto(make_capacity(), "1")
+    assert alone.data_parallel_size == 1
+    assert not alone.moe_methods
+
+
+async def test_a_worker_that_lost_its_world_says_so_and_takes_no_epoch(worker: Worker) -> None:
+    client = worker.connect()
+    await client.open(1)
+    error = RequestError(FailureReason.UPSTREAM_LOST, "rank 1: its process ended")
+    worker.servicer.fail(error)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.result()
+    assert error_from_rpc(caught.value).message == "rank 1: its process ended"
+    refusal = error_from_rpc(await worker.connect().refusal(2))
+    assert refusal.reason is FailureReason.UPSTREAM_LOST

@@ -96,3 +96,52 @@ def test_a_replay_worker_cannot_draft() -> None:
 def test_a_wrong_value_is_refused_with_its_flag(flag: str, value: str) -> None:
     with pytest.raises(ConfigError, match=flag):
         parse(WorkerSettings, [*BASE, "--model", "m", flag, value])
+
+
+def test_ranks_of_a_joint_world_are_numbered_through() -> None:
+    flags = "--model m --tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 2"
+    flags += " --rendezvous file:///tmp/x --data-parallel-rank 1 --rank 3"
+    apart = parse(WorkerSettings, BASE + flags.split())
+    assert (apart.world_rank, apart.topology.joint_size, apart.is_leader) == (3, 4, False)
+    joint = parse(WorkerSettings, [*BASE, *flags.split(), "--enable-expert-parallel"])
+    assert (joint.world_rank, joint.topology.joint_size) == (7, 8)
+    leader = parse(WorkerSettings, [*BASE, *flags.split(), "--rank", "0"])
+    assert leader.is_leader
+
+
+def test_stages_have_the_layers_of_the_partition() -> None:
+    flags = "--model m --pipeline-parallel-size 2 --rendezvous file:///x --pp-layer-partition 41,37"
+    assert parse(WorkerSettings, BASE + flags.split()).topology.layer_partition == (41, 37)
+
+
+def test_a_worker_is_one_rank_unless_told_otherwise() -> None:
+    settings = parse(WorkerSettings, [*BASE, "--model", "m"])
+    assert (settings.topology.joint_size, settings.is_leader, settings.world_rank) == (1, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tensor-parallel-size 2", "--rendezvous is required for 2 ranks"),
+        ("--rank 1", "--rank 1 is not below the 1 ranks"),
+        ("--tensor-parallel-size 2 --rendezvous file:///x --rank 2", "--rank 2 is not below the 2"),
+        ("--data-parallel-rank 1", "--data-parallel-rank 1 is not below --data-parallel-size 1"),
+        (
+            "--worker-mode replay --tensor-parallel-size 2 --rendezvous file:///x",
+            "--worker-mode replay: a replay worker is one rank",
+        ),
+        ("--moe-comm-method mc2", "--moe-comm-method mc2: no experts are spread over ranks"),
+        (
+            "--moe-comm-method mc2 --device npu --tensor-parallel-size 2 --enable-expert-parallel "
+            "--rendezvous file:///x",
+            "--moe-comm-method mc2: only on a CPU",
+        ),
+        (
+            "--pipeline-parallel-size 2 --rendezvous file:///x --pp-layer-partition 41",
+            "--pp-layer-partition 41 has 1 stages, --pipeline-parallel-size is 2",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_by_flag(flags: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(WorkerSettings, [*BASE, "--model", "m", *flags.split()])
