@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker import kv_cache
+from services.worker.dummy import dummy_step
+from services.worker.loading.load import load_model
+from services.worker.model.config import ModelConfig
+from services.worker.model.spec import ModelSpec
 from services.worker.parallel.groups import Groups, OneRank
 from tests.services.worker.parallel.group_cases import values_of
 from tests.services.worker.parallel.ranks import Ranks
@@ -66,3 +71,41 @@ def test_by_default_a_rank_is_alone() -> None:
     every = (groups.tp, groups.pp, groups.dp, groups.ep, groups.mc2, groups.replica, groups.orders)
     assert [group.name for group in every] == ["tp", "pp", "dp", "ep", "mc2", "replica", "orders"]
     assert {(group.size, group.rank) for group in every} == {(1, 0)}
+
+
+class Forbidden:
+    """A group of one that may be asked for the sum over its members, and for nothing else."""
+
+    name, handle, size, rank = "tp", "", 1, 0
+
+    def __init__(self) -> None:
+        self.num_sums = 0
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_sums += 1
+        return x
+
+    def __getattr__(self, method: str) -> Any:
+        raise AssertionError(f"a rank alone called {method}")
+
+
+def test_a_model_on_one_rank_exchanges_nothing(make_checkpoint: Callable[..., Any]) -> None:
+    path = make_checkpoint(num_nextn_predict_layers=1).path
+    group: Any = Forbidden()
+    alone = Groups(tp=group, pp=group, dp=group, ep=group, mc2=group)
+    spec = ModelSpec(
+        config=ModelConfig.from_dir(path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        groups=alone,
+        has_mtp=True,
+    )
+    decoder = load_model(path, spec)
+    caches = kv_cache.allocate(spec, 4)
+    ids, step = dummy_step(2, 1, spec.device)
+    hidden = decoder.forward(ids, step, caches)
+    assert decoder.compute_logits(hidden).shape == (2, 97)
+    drafted = decoder.draft(ids, hidden, step, caches)
+    assert decoder.compute_draft_logits(drafted).shape == (2, 97)
+    # Two in each of four layers and the MTP layer: calls that hand on what they are given.
+    assert group.num_sums == 10
