@@ -43,7 +43,7 @@ class CapturedModel(Generic[CachesT]):
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> Tensor:
         """[T] token ids to [T, E] hidden states."""
-        if not step.is_captured:
+        if not step.is_captured or step.traffic is not None:  # what this step alone knows
             return self._model.forward(token_ids, step, caches)
         assert caches is self._caches
         known = self._captured.get(step.num_tokens) or self._capture(token_ids, step)

@@ -56,13 +56,21 @@ def capture_steps(
     if not settings.captures_steps or (is_host and library is None):
         return Capture(model=decoder)
     asked, largest = settings.cudagraph_capture_sizes, settings.max_cudagraph_capture_size
-    if library is not None and is_host and asked is None and largest is None:
+    is_any_size = asked is None and largest is None and _is_whole(decoder)
+    if library is not None and is_host and is_any_size:
         return Capture(model=_record(decoder, caches, limits, library, row_multiple))
     capturer = HostCapturer(library) if library is not None and is_host else DeviceCapturer()
     return Capture(
         model=CapturedModel(decoder, caches, capturer),
         sizes=choose_sizes(limits, asked=asked, largest=largest),
     )
+
+
+def _is_whole(decoder: Decoder) -> bool:
+    """Whether no other rank has a part: what ranks exchange lies apart by the size of the step."""
+    placement = decoder.spec.placement
+    stages = placement.is_first_stage(), placement.is_last_stage(decoder.config)
+    return placement.tp_size == 1 and all(stages)
 
 
 def _record(

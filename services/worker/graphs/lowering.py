@@ -20,6 +20,9 @@ from services.worker.ops.native import Native
 _ATEN = torch.ops.aten
 _KIND = torch.float32  # kernels that serve all types are filed under this one
 
+_EQUALS, _LESS, _NO_LESS = range(3)
+"""Comparisons as csrc/move.c numbers them."""
+
 _TYPE_NUMBERS: Mapping[torch.dtype, int] = MappingProxyType(
     {
         torch.float32: 0,
@@ -55,11 +58,16 @@ def lowered(native: Native) -> Mapping[OpOverload, Callable[..., object]]:
         _ATEN.clone.default: _clone,
         _ATEN.copy_.default: _copy,
         _ATEN.cat.default: _cat,
+        _ATEN.stack.default: _stack,
         _ATEN.add_.Tensor: _add,
         _ATEN.cumsum.default: _cumsum,
         _ATEN.eq.Scalar: _equals,
         _ATEN.lt.Scalar: _is_less,
+        _ATEN.ge.Scalar: _is_no_less,
+        _ATEN.sub.Tensor: _subtract,
+        _ATEN.bitwise_or.Tensor: _either,
         _ATEN.masked_fill.Scalar: _masked_fill,
+        _ATEN.masked_fill_.Scalar: _masked_fill_in_place,
         _ATEN.clamp_min.default: _clamp_min,
         _ATEN.all.default: _all,
         _ATEN.new_zeros.default: _new_zeros,
@@ -146,6 +154,15 @@ def _cat(native: Native, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return output
 
 
+def _stack(native: Native, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    first = tensors[0]
+    _require(dim == 0, "stack along a new first dimension")
+    output = first.new_empty((len(tensors), *first.shape))
+    for part, source in zip(output.split_with_sizes([1] * len(tensors), 0), tensors, strict=True):
+        _copy(native, part[0], source)
+    return output
+
+
 def _add(native: Native, input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     is_right = input.shape == other.shape and input.is_contiguous() and other.is_contiguous()
     is_right &= input.dtype is other.dtype and input.dtype in {torch.bfloat16, torch.float32}
@@ -163,23 +180,52 @@ def _cumsum(native: Native, input: Tensor, dim: int, *, dtype: torch.dtype | Non
 
 
 def _equals(native: Native, input: Tensor, other: float) -> Tensor:
-    return _compare(native, input, other, is_less=False)
+    return _compare(native, input, other, _EQUALS)
 
 
 def _is_less(native: Native, input: Tensor, other: float) -> Tensor:
-    return _compare(native, input, other, is_less=True)
+    return _compare(native, input, other, _LESS)
 
 
-def _compare(native: Native, input: Tensor, other: float, *, is_less: bool) -> Tensor:
+def _is_no_less(native: Native, input: Tensor, other: float) -> Tensor:
+    return _compare(native, input, other, _NO_LESS)
+
+
+def _compare(native: Native, input: Tensor, other: float, kind: int) -> Tensor:
     is_right = input.dtype in {torch.int32, torch.int64} and isinstance(other, int)
     _require(is_right and input.is_contiguous(), "comparisons of flat whole numbers with one")
     output = input.new_empty(input.shape, dtype=torch.bool)
-    numbers = (input.numel(), input.dtype is torch.int64, is_less, other)
+    numbers = (input.numel(), input.dtype is torch.int64, kind, other)
     native.call("compare", _KIND, numbers, input, output)
     return output
 
 
+def _subtract(native: Native, input: Tensor, other: float, *, alpha: float = 1) -> Tensor:
+    is_right = input.dtype is torch.int64 and isinstance(other, int) and alpha == 1
+    _require(is_right and input.is_contiguous(), "flat int64 less a whole number")
+    output = torch.empty_like(input)
+    native.call("subtract", _KIND, (input.numel(), other), input, output)
+    return output
+
+
+def _either(native: Native, input: Tensor, other: Tensor) -> Tensor:
+    is_right = input.dtype is other.dtype is torch.bool and input.shape == other.shape
+    is_right &= input.is_contiguous() and other.is_contiguous()
+    _require(is_right, "flat truth values with others")
+    output = torch.empty_like(input)
+    native.call("either", _KIND, (input.numel(),), input, other, output)
+    return output
+
+
 def _masked_fill(native: Native, input: Tensor, mask: Tensor, value: float) -> Tensor:
+    return _mask(native, input, mask, value, torch.empty_like(input))
+
+
+def _masked_fill_in_place(native: Native, input: Tensor, mask: Tensor, value: float) -> Tensor:
+    return _mask(native, input, mask, value, input)
+
+
+def _mask(native: Native, input: Tensor, mask: Tensor, value: float, output: Tensor) -> Tensor:
     """The mask has one entry for each number, or for each row, or for all."""
     _require(input.is_contiguous() and mask.is_contiguous() and value == 0, "flat masks, zeros in")
     per_row = (*input.shape[:-1], 1)
@@ -188,7 +234,6 @@ def _masked_fill(native: Native, input: Tensor, mask: Tensor, value: float) -> T
     else:
         _require(mask.shape == per_row or mask.numel() == 1, "masks of numbers, rows or all")
         rows, width = math.prod(input.shape[:-1]), input.shape[-1]
-    output = torch.empty_like(input)
     numbers = (rows, width * input.itemsize, int(mask.numel() > 1))
     native.call("mask_rows", _KIND, numbers, input, mask, output)
     return output

@@ -3,6 +3,7 @@
 The step runs without touching data. Each operator comes by here: ours check their arguments and
 make their results as always, and their kernels are noted in place of run. Of torch's, views touch
 no data, memory comes from the arena, and what moves data stands for a kernel of ours (`lowering`).
+Exchanges with other ranks are the host's, between two runs of kernels.
 Anything else would be missing when the step is done from the record: it is refused by its name, as
 is reading a tensor on the host.
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import FakeWork
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +26,7 @@ from services.worker.ops.native import SIGNATURES, Native
 
 _OURS = frozenset({"npu", "glm"})
 _COLLECTIVES = frozenset({"c10d"})
+_WORK = "c10d.Work"
 _ATEN = torch.ops.aten
 # They are views too, but say nothing of it.
 _VIEWS = frozenset({_ATEN._unsafe_view.default})
@@ -122,8 +125,9 @@ class _Recorder(TorchDispatchMode):
                 return func.decompose(*args, **options)
         if func.is_view or func in _VIEWS:
             return func(*args, **options)
-        if func.namespace in _COLLECTIVES:
-            return self._call_on_host(func, args, options)
+        if func.namespace in _COLLECTIVES and not options:
+            self.calls.append(HostCall(operator=func.name(), function=func, arguments=args))
+            return _done(func, args)
         raise CaptureError(f"{func.name()}: cannot be recorded, behind {self._operator}")
 
     def _allocate(self, func: OpOverload, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
@@ -131,13 +135,12 @@ class _Recorder(TorchDispatchMode):
         dtype = options.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
         return self._arena.empty(tuple(shape), dtype)
 
-    def _call_on_host(
-        self, func: OpOverload, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> object:
-        """A collective: done by the host between two runs of kernels."""
-        assert not options
-        self.calls.append(HostCall(operator=func.name(), function=func, arguments=args))
-        return func(*args)
+
+def _done(func: OpOverload, args: tuple[Any, ...]) -> object:
+    """What a collective returns, without an exchange: other ranks may not take down the same."""
+    work = FakeWork().boxed()
+    results = [work if _WORK in str(result.type) else args[0] for result in func._schema.returns]
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _plain(numbers: tuple[float, ...]) -> tuple[float, ...]:

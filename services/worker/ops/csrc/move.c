@@ -136,13 +136,25 @@ int glm_cumsum_f32(int64_t count, const int64_t *x, int64_t *y) {
 
 /* What masks are made of and used for: only zeros are filled in. */
 
-/* Whether int32 or int64 numbers equal `value` (is_less: lie below it), a byte each. */
-int glm_compare_f32(int64_t count, int64_t is_wide, int64_t is_less, int64_t value, const void *x,
+enum { EQUALS, LESS, NO_LESS };
+
+/* Whether int32 or int64 numbers stand so to `value`, a byte each. */
+int glm_compare_f32(int64_t count, int64_t is_wide, int64_t kind, int64_t value, const void *x,
                     uint8_t *y) {
     for (int64_t i = 0; i < count; i++) {
         int64_t number = is_wide ? ((const int64_t *)x)[i] : ((const int32_t *)x)[i];
-        y[i] = is_less ? number < value : number == value;
+        y[i] = kind == EQUALS ? number == value : (number < value) == (kind == LESS);
     }
+    return OK;
+}
+
+int glm_either_f32(int64_t count, const uint8_t *x, const uint8_t *z, uint8_t *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = x[i] | z[i];
+    return OK;
+}
+
+int glm_subtract_f32(int64_t count, int64_t value, const int64_t *x, int64_t *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = x[i] - value;
     return OK;
 }
 

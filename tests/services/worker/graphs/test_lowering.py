@@ -118,6 +118,13 @@ def test_parts_are_joined_along_the_last_dimension(call: Callable[..., Any]) -> 
         call(ATEN.cat.default, parts, 0)
 
 
+def test_states_of_a_stage_travel_as_one(call: Callable[..., Any]) -> None:
+    parts = [torch.arange(12).view(3, 4), torch.arange(12).view(3, 4) + 50]
+    assert same(call(ATEN.stack.default, parts), torch.stack(parts))
+    with pytest.raises(CaptureError, match="new first dimension"):
+        call(ATEN.stack.default, parts, 1)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_sums_round_once(
     call: Callable[..., Any], generator: torch.Generator, dtype: torch.dtype
@@ -138,6 +145,19 @@ def test_comparisons(call: Callable[..., Any], dtype: torch.dtype) -> None:
     values = torch.tensor([-2, -1, 0, 1, 0], dtype=dtype)
     assert same(call(ATEN.lt.Scalar, values, 0), values < 0)
     assert same(call(ATEN.eq.Scalar, values, 0), values == 0)
+    assert same(call(ATEN.ge.Scalar, values, 0), values >= 0)
+
+
+def test_ids_of_another_part_of_the_vocabulary(call: Callable[..., Any]) -> None:
+    ids = torch.tensor([5, 9, 20, 4])
+    local = call(ATEN.sub.Tensor, ids, 5)
+    assert same(local, ids - 5)
+    is_elsewhere = call(ATEN.bitwise_or.Tensor, local < 0, ids >= 9)
+    assert same(is_elsewhere, (local < 0) | (ids >= 9))
+    assert same(call(ATEN.masked_fill.Scalar, local, is_elsewhere, 0), torch.tensor([0, 0, 0, 0]))
+    rows = torch.ones(4, 3)
+    assert call(ATEN.masked_fill_.Scalar, rows, is_elsewhere[:, None], 0) is rows
+    assert rows[:, 0].tolist() == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
