@@ -32,8 +32,10 @@ class ExecutorParts:
 class Ranks(Protocol):
     """This rank among all of its world."""
 
-    can_capture: bool
-    """Whether steps can be captured."""
+    @property
+    def can_capture(self) -> bool:
+        """Whether steps can be captured."""
+        ...
 
     def place(self, spec: ModelSpec) -> ModelSpec:
         """The part of the model that is here."""
@@ -92,11 +94,13 @@ class Alone:
 class Together:
     """One seat of a world."""
 
-    # The exchanges of Gloo cannot be recorded.
-    can_capture = False
-
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
+
+    @property
+    def can_capture(self) -> bool:
+        """Not on pipeline stages: what they hand on is of another size in each step."""
+        return self._seat.settings.pipeline_parallel_size == 1
 
     def place(self, spec: ModelSpec) -> ModelSpec:
         """This rank's layers, heads, columns and experts."""

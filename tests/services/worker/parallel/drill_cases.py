@@ -51,7 +51,9 @@ def run_drill(
     rank: int, rendezvous: str, path: str, topology: str, accident: str, victim: int
 ) -> dict[str, Any]:
     """Steps until an accident happens to one rank, and what this rank hears of it."""
-    settings = rank_settings(rank, rendezvous, path, topology, stall_timeout_s=LIMIT_S)
+    settings = rank_settings(
+        rank, rendezvous, path, topology, stall_timeout_s=LIMIT_S, enforce_eager=True
+    )
     world, runner, orders = start(settings)
     if rank == victim:
         _plant(_ACCIDENTS[accident])
