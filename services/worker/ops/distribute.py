@@ -59,10 +59,7 @@ def dispatch(
         [A] float32 weights if they were given, else an empty tensor.
     """
     _check(_DISPATCH, expert_ids, ep_world_size, ep_rank_id, moe_expert_num, x_active_mask, unused)
-    require_same_float(_DISPATCH, x)
-    require(len(x) == len(expert_ids), _DISPATCH, "x and expert_ids must have as many rows")
-    require(quant_mode in {_PLAIN, _DYNAMIC_INT8}, _DISPATCH, "quant_mode must be 0 or 2")
-    require(expert_token_nums_type == _COUNTS, _DISPATCH, "only counts are supported")
+    _check_sent(x, expert_ids, quant_mode, expert_token_nums_type)
     copies = _Copies(expert_ids, x_active_mask, ep_world_size, moe_expert_num)
     sent = copies.counts.view(ep_world_size, -1)
     received = _exchange(sent, None, None, group_ep)
@@ -71,8 +68,8 @@ def dispatch(
     splits = (received.sum(1).tolist(), sent.sum(1).tolist())
     by_expert = _by_expert(received)
 
-    def move(rows: Tensor) -> Tensor:
-        arrived = _exchange(rows[copies.sources], *splits, group_ep)[by_expert]
+    def move(rows: Tensor, chosen: Tensor) -> Tensor:
+        arrived = _exchange(rows[chosen], *splits, group_ep)[by_expert]
         moved = rows.new_empty((room, *rows.shape[1:]))
         moved[: len(arrived)] = arrived
         return moved
@@ -80,18 +77,23 @@ def dispatch(
     scales = x.new_empty(room, dtype=torch.float32)
     if quant_mode == _DYNAMIC_INT8:
         x, row_scales = quantize_rows(x)
-        scales = move(row_scales)
+        scales = move(row_scales, copies.sources)
     sums = received.t().flatten().cumsum(0).to(torch.int32)
     weights = x.new_empty(0, dtype=torch.float32)
     if expert_scales is not None:
-        chosen = _exchange(expert_scales.flatten()[copies.places], *splits, group_ep)[by_expert]
-        weights = x.new_empty(room, dtype=torch.float32)
-        weights[: len(chosen)] = chosen
+        weights = move(expert_scales.flatten(), copies.places)
         # The device keeps notes on partial sums between machines behind the counts.
         notes = 2 * tokens * ep_world_size * k * (ep_world_size // 8)
         sums = torch.cat((sums, sums.new_zeros(notes)))
     info = torch.empty(max(tokens * k, _INFO_PER_ROW * room), dtype=torch.int32)
-    return move(x), scales, info, received.sum(0), sums, sums.new_empty(0), weights
+    return move(x, copies.sources), scales, info, received.sum(0), sums, sums.new_empty(0), weights
+
+
+def _check_sent(x: Tensor, expert_ids: Tensor, quant_mode: int, nums_type: int) -> None:
+    require_same_float(_DISPATCH, x)
+    require(len(x) == len(expert_ids), _DISPATCH, "x and expert_ids must have as many rows")
+    require(quant_mode in {_PLAIN, _DYNAMIC_INT8}, _DISPATCH, "quant_mode must be 0 or 2")
+    require(nums_type == _COUNTS, _DISPATCH, "only counts are supported")
 
 
 def combine(
