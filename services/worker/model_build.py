@@ -5,7 +5,6 @@ work makes every later step two to four times slower.
 """
 
 import gc
-import importlib
 import logging
 import os
 import time
@@ -19,6 +18,7 @@ from rich.console import Console
 from services.worker import capacity, ops
 from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
+from services.worker.device import open_device
 from services.worker.dummy import dummy_step
 from services.worker.graphs.choose import Capture, capture_steps
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
@@ -140,7 +140,7 @@ def _tell(path: Path, spec: ModelSpec, limits: Capacity, num_threads: int, secon
 
 def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
     """What the settings and the checkpoint's small files make of the model."""
-    device = _open_device(settings.device)
+    device = open_device(settings.device)
     config = ModelConfig.from_dir(path)
     num_drafts = settings.num_speculative_tokens
     if num_drafts and not config.num_nextn_predict_layers:
@@ -212,18 +212,6 @@ def _choose_cache_format(settings: WorkerSettings, device: torch.device) -> Cach
         sparse_li_c8=settings.enable_sparse_li_c8,
         generation=choose_generation(settings.npu_generation, device),
     )
-
-
-def _open_device(name: str) -> torch.device:
-    """The device; an NPU's operators come with its library, which is imported here alone."""
-    if name == "npu":
-        try:
-            library = importlib.import_module("torch_npu")
-        except ImportError as error:
-            raise ConfigError(f"--device npu: torch_npu cannot be imported: {error}") from error
-        # Otherwise a cast to the blocked layout may leave a weight as it is.
-        library.npu.config.allow_internal_format = True
-    return torch.device(name)
 
 
 def _guarded(device: torch.device) -> AbstractContextManager[object]:

@@ -97,9 +97,16 @@ class FollowingOrders:
             self._epoch = Epoch(number, window)
             return StartEpoch(epoch=self._epoch, opened=_nothing)
         if kind == _RUN:
-            plan = self._decode(message[_HEADER.size : _HEADER.size + size])
+            plan = self._read(message[_HEADER.size : _HEADER.size + size])
             return RunPlan(epoch=self._epoch, plan=plan, answer=_drop)
         return Stop() if kind == _STOP else EndEpoch(epoch=self._epoch)
+
+    def _read(self, data: bytes) -> StepPlan:
+        try:
+            return self._decode(data)
+        except Exception as error:
+            # The leader could: this rank is of another version, and does not know what to do.
+            raise WorldLostError(f"a plan of the leader cannot be read: {error}") from error
 
     def _hear(self) -> bytes:
         group = self._group()

@@ -8,9 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
-from services.worker.model.metadata import ExpertTraffic, StepMetadata
+from services.worker.device import open_device
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.groups import Group
 from services.worker.parallel.moe_method import Hardware, MoeMethod, MoeRules
@@ -70,7 +68,8 @@ class Seating:
         membership = Membership(
             topology=settings.topology,
             number=settings.world_rank,
-            device=torch.device(settings.device),
+            # Before the groups: an NPU's come with its library.
+            device=open_device(settings.device),
             rendezvous=settings.rendezvous,
             timeout_s=settings.stall_timeout_s + _MARGIN_S,
             hccl_mib=int(os.environ.get("HCCL_BUFFSIZE", DEFAULT_HCCL_MIB)),
@@ -178,9 +177,3 @@ class Seat:
             if self.watch.verdict:
                 raise WorldLostError(self.watch.verdict) from None
             raise BuildStoppedError from error
-
-
-def with_traffic(step: StepMetadata, method: MoeMethod) -> StepMetadata:
-    """A step that all replicas make alike, by one method."""
-    traffic = ExpertTraffic(method=method, num_tokens=step.num_tokens)
-    return replace(step, traffic=traffic)

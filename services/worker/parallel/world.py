@@ -8,9 +8,11 @@ replica's ranks host tensors by Gloo; on a CPU all is Gloo.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -36,6 +38,7 @@ _ON_HOST: Final = frozenset({"replica", "orders"})
 """Groups that exchange host tensors, whatever the device."""
 _OWN_DOMAIN: Final = frozenset({"mc2", "replica", "orders"})
 """Groups that share no communicator: fused operators want theirs to themselves."""
+_LOOPBACK: Final = Path("/sys/class/net/lo")
 _NO_TIMEOUT: Final = timedelta(days=365)
 """Orders come when there is work; that the leader is gone is told otherwise."""
 
@@ -126,6 +129,9 @@ class World:
     def build_groups(self) -> None:
         """Build every group, as all other ranks do."""
         membership = self.membership
+        if membership.rendezvous.startswith("file:") and _LOOPBACK.exists():
+            # Ranks that share a file are on one machine: no need to listen to others.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK.name)
         distributed.init_process_group(
             "gloo" if membership.device.type == "cpu" else "hccl",
             store=PrefixStore("torch", self.store),

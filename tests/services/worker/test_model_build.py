@@ -1,6 +1,5 @@
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -344,15 +343,6 @@ def test_the_first_steps_of_a_device_are_checked_and_those_of_a_cpu_check_themse
 def test_an_npu_without_its_library_is_a_clear_error(oracle: Any) -> None:
     with pytest.raises(ConfigError, match="--device npu: torch_npu cannot be imported"):
         build(oracle.path, device="npu")
-
-
-def test_an_npu_may_keep_weights_in_its_blocked_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(allow_internal_format=False)
-    library = SimpleNamespace(npu=SimpleNamespace(config=config))
-    monkeypatch.setitem(sys.modules, "torch_npu", library)
-    monkeypatch.setattr(model_build.torch, "device", lambda name: name)
-    assert model_build._open_device("npu") == "npu"
-    assert config.allow_internal_format
 
 
 def test_a_missing_checkpoint_is_a_clear_error(tmp_path: Path) -> None:

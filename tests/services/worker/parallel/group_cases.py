@@ -1,5 +1,7 @@
 """What each rank does in tests of exchanges."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +76,20 @@ def build_groups(rank: int, rendezvous: str, topology: str) -> dict[str, list[in
         found[name] = group.all_gather(torch.tensor([rank])).tolist()
     # Where the members are the same one communicator serves several groups, but not all.
     found["num_made"] = [len(set(map(id, world._made.values())))]
+    world.leave()
+    return found
+
+
+def listening_addresses(rank: int, rendezvous: str) -> list[str]:
+    """Where this process listens while a world stands, as /proc writes it."""
+    world = join(rank, rendezvous, "tp2")
+    world.groups.tp.all_reduce(torch.ones(1))
+    held = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()}
+    found = []
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+            found.append(fields[1].partition(":")[0])
     world.leave()
     return found
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.worker.orders import EndEpoch, Epoch, LocalOrders, Order, RunPlan, StartEpoch, Stop
 from services.worker.parallel.orders import FollowingOrders, LeadingOrders
-from services.worker.plan import StepPlan
+from services.worker.plan import ContractError, StepPlan
 from services.worker.runner import WorldLostError
 from tests.services.worker.parallel.thread_groups import make_groups, run_together
 from tests.services.worker.plans import make_plan
@@ -119,6 +119,31 @@ def test_plans_behind_a_failed_step_reach_nobody() -> None:
 class Broken:
     def broadcast(self, x: Any, source: int) -> Any:
         raise RuntimeError("connection closed by peer")
+
+
+def test_a_plan_that_cannot_be_read_ends_the_world() -> None:
+    def refuse(data: bytes) -> StepPlan:
+        raise ContractError("columns differ in length")
+
+    leading, following = make_groups("orders", 2)
+    local, epoch = LocalOrders(), Epoch(1, 1)
+    for order in (StartEpoch(epoch=epoch, opened=lambda: None), run_plan(epoch, 1)):
+        local.put(order)
+    sources: list[Any] = [
+        LeadingOrders(local, lambda: leading),
+        FollowingOrders(lambda: following, refuse),
+    ]
+
+    def get(rank: int) -> str:
+        try:
+            for _ in range(2):
+                sources[rank].get()
+        except WorldLostError as error:
+            return str(error)
+        return ""
+
+    said = "a plan of the leader cannot be read: columns differ in length"
+    assert run_together(get, 2) == ["", said]
 
 
 def test_a_broken_exchange_of_orders_ends_the_world() -> None:

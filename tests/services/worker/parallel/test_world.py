@@ -45,6 +45,11 @@ def test_groups_of_the_same_ranks_share_a_communicator_but_for_fused_operators(
     assert found[0]["num_made"] == [4]
 
 
+def test_ranks_of_one_machine_listen_to_nobody_else(ranks: Ranks) -> None:
+    for addresses in ranks.run(2, "group_cases:listening_addresses"):
+        assert set(addresses) == {"0100007F"}  # 127.0.0.1
+
+
 def test_ranks_that_do_not_come_are_named(tmp_path: Any) -> None:
     membership = make_membership(
         topology=Topology.parse("tp4"), rendezvous=f"file://{tmp_path}/m", join_timeout_s=0.2
