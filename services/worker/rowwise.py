@@ -1,8 +1,9 @@
 """Row-wise searches over logits that torch does slowly on a CPU."""
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from services.worker.ops import native
 
 _GROUP_SIZE = 16
 # Below this width the detour over groups costs more than it saves.
@@ -13,13 +14,18 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     """[S, V] -> value and id of the largest logit in each row, [S] each.
 
     The lowest id among equals, and the first NaN if there is one. For 256 rows of 2,048 logits
-    torch's search takes 0.46 ms on one core and numpy's 0.04 ms.
+    torch's search takes 0.46 ms on one core and the compiled one 0.05 ms.
     """
-    if logits.device.type == "cpu":
-        ids = torch.from_numpy(np.argmax(logits.numpy(), axis=1))
-    else:
+    library = native.load() if logits.device.type == "cpu" else None
+    if library is None:
         ids = torch.argmax(logits, dim=1)
-    return logits.gather(1, ids[:, None])[:, 0], ids
+        return logits.gather(1, ids[:, None])[:, 0], ids
+    assert logits.stride(1) == 1
+    count, width = logits.shape
+    ids, values = torch.empty(count, dtype=torch.int64), torch.empty(count)
+    numbers = (count, width, logits.stride(0))
+    library.call("largest", torch.float32, numbers, logits, values, ids)
+    return values, ids
 
 
 def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

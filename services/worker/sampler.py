@@ -63,7 +63,7 @@ def sample(
     for source, index, places in _drawn(known, shaped, ~settings.is_greedy[rows]):
         at = torch.from_numpy(places).to(logits.device)
         tokens[at] = draw(source, index, _settings(settings, rows[places], num_outputs[places]))
-    is_finite = torch.isfinite(values).cpu().numpy()
+    is_finite = np.isfinite(values.cpu().numpy())
     asked = ((num_logprobs >= 0) & is_finite).nonzero()[0]
     columns = None
     if len(asked):

@@ -30,7 +30,8 @@ class StepBuffers:
 
     def fill(self, token_ids: Tensor, step: StepMetadata) -> None:
         """Copy a step into the buffers."""
-        num_tokens, num_seqs = len(token_ids), len(step.seq_lens)
+        # Not len: of a tensor it takes as long as a copy here.
+        num_tokens, num_seqs = token_ids.shape[0], step.seq_lens.shape[0]
         sources = (token_ids, step.positions, step.slot_mapping)
         for target, source in zip(self._of_tokens, sources, strict=True):
             target[:num_tokens] = source.numpy()

@@ -86,7 +86,9 @@ class RecordedModel(Generic[CachesT]):
         self._caches = caches
         max_tokens = limits.max_num_batched_tokens + row_multiple
         max_seqs = limits.max_num_seqs + 1
-        max_logits = limits.max_num_seqs * (1 + limits.num_speculative_tokens) + row_multiple
+        self._max_logits = max_logits = (
+            limits.max_num_seqs * (1 + limits.num_speculative_tokens) + row_multiple
+        )
         self._buffers = StepBuffers(limits, max_tokens, max_seqs)
         self._states = torch.zeros((max_tokens, form.width), dtype=form.dtype)
         self._sampled = torch.zeros((max_logits, form.width), dtype=form.dtype)
@@ -107,10 +109,11 @@ class RecordedModel(Generic[CachesT]):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states to [S, V] float32 logits."""
-        if len(hidden) > len(self._sampled):  # more than are ever sampled
+        count = hidden.shape[0]
+        if count > self._max_logits:  # more than are ever sampled
             return self._model.compute_logits(hidden)
-        self._sampled[: len(hidden)] = hidden
-        return self._head.run(len(hidden))[0]
+        self._sampled[:count] = hidden
+        return self._head.run(count)[0]
 
     def draft(
         self, token_ids: Tensor, hidden: Tensor, step: StepMetadata, caches: CachesT
@@ -120,14 +123,15 @@ class RecordedModel(Generic[CachesT]):
         if step.traffic is not None:
             return self._model.draft(token_ids, hidden, step, caches)
         # First: the states may be those of the last run, which this one writes over.
-        self._states[: len(hidden)] = hidden
+        self._states[: hidden.shape[0]] = hidden
         self._buffers.fill(token_ids, step)
         return self._draft.run(step.num_tokens)[0]
 
     def compute_draft_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] states to [S, V] float32 logits."""
-        self._sampled[: len(hidden)] = hidden
-        return self._draft_head.run(len(hidden))[0]
+        count = hidden.shape[0]
+        self._sampled[:count] = hidden
+        return self._draft_head.run(count)[0]
 
     def _forward_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
         token_ids, step = self._buffers.step(num_tokens)

@@ -46,6 +46,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "swiglu": "iipp",
         "token_unpermute": "iiiipppp",
         "draw": "iiippppppppp",
+        "largest": "iiippp",
         "add": "ipp",
         "take_rows": "iiippp",
         "convert": "iiiiiipp",
@@ -67,6 +68,7 @@ _FLOAT32_ONLY = frozenset(
     {
         "gating_top_k",
         "draw",
+        "largest",
         "quant_lightning_indexer",
         "scatter_rows",
         "grouped_swiglu",

@@ -13,4 +13,5 @@
 #ifndef ELEM_BF16 /* the same for every element type: logits are float32, keys int8 */
 #include "indexer_quant.c"
 #include "draw.c"
+#include "largest.c"
 #endif
