@@ -15,10 +15,11 @@ from services.worker.plan import Capacity, StepPlan, StepResult, Tick
 from services.worker.runner import Runner
 from services.worker.server import read_plan
 from services.worker.settings import WorkerSettings
-from tests.services.worker.plans import MiniScheduler, make_plan
+from tests.services.worker.plans import Entry, MiniScheduler, make_plan
 from tests.services.worker.scheduler_client import plan_message
 
 _PATIENCE_S = 40.0
+_NUM_TICKS = 40
 
 
 def make_settings(path: str, **flags: Any) -> WorkerSettings:
@@ -57,9 +58,13 @@ class Replica:
         self._results: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
         self.make_tick: Callable[[StepPlan], Tick | None] = lambda plan: None
         self.last: StepResult | None = None
-        self._epoch = Epoch(1, 1)
+        self._epoch = Epoch(0, 1)
+        self.open_epoch()
+
+    def open_epoch(self) -> None:
         opened = threading.Event()
-        orders.put(StartEpoch(epoch=self._epoch, opened=opened.set))
+        self._epoch = Epoch(self._epoch.number + 1, 1)
+        self._orders.put(StartEpoch(epoch=self._epoch, opened=opened.set))
         assert opened.wait(_PATIENCE_S)
 
     def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
@@ -79,14 +84,25 @@ def run_ranks(
     path: str,
     topology: str,
     jobs: list[list[dict[str, Any]]],
+    bad_replica: int | None = None,
     **flags: Any,
 ) -> Any:
-    """Each replica runs its jobs; its leader returns what became of them."""
+    """Each replica runs its jobs; its leader returns what became of them.
+
+    A bad replica sends a plan that is refused, then plans without rows.
+    """
     settings = rank_settings(rank, rendezvous, path, topology, **flags)
     world, runner, orders = start(settings)
-    found = None
+    found: Any = None
     if settings.is_leader:
         replica = Replica(runner, orders)
+        if settings.data_parallel_rank == bad_replica:
+            set_tick(replica, settings)
+            found = run_rejected(replica)
+            orders.put(Stop())
+            assert runner.join(_PATIENCE_S)
+            world.leave()
+            return found
         if settings.topology.is_joint:
             found = run_in_ticks(replica, settings, jobs)
         else:
@@ -129,19 +145,10 @@ def run_in_ticks(
 
     A scheduler would know the plans of all replicas; these schedulers only know their own.
     """
-    ladder = replica.capacity.moe_ladder
-    most = 24 + 8 * (1 + settings.num_speculative_tokens)
-    method = next(method for bound, method in ladder if most <= bound)
-    num_drafts = settings.num_speculative_tokens
-    replica.make_tick = lambda plan: Tick(
-        num_tokens=most,
-        method=MoeMethod(method),
-        num_draft_passes=num_drafts,
-        num_draft_rows=8 if num_drafts else 0,
-    )
+    set_tick(replica, settings)
     scheduler = MiniScheduler(replica, chunk=12)
     lives = [scheduler.add(**job) for job in jobs[settings.data_parallel_rank]]
-    for _ in range(40):
+    for _ in range(_NUM_TICKS):
         if scheduler.live:
             scheduler.run_step()
         else:
@@ -151,3 +158,31 @@ def run_in_ticks(
             assert result.failure is None
     assert not scheduler.live
     return describe(scheduler, lives)
+
+
+def set_tick(replica: Replica, settings: WorkerSettings) -> None:
+    num_drafts = settings.num_speculative_tokens
+    most = 24 + 8 * (1 + num_drafts)
+    ladder = replica.capacity.moe_ladder
+    method = next(method for bound, method in ladder if most <= bound)
+    replica.make_tick = lambda plan: Tick(
+        num_tokens=most,
+        method=MoeMethod(method),
+        num_draft_passes=num_drafts,
+        num_draft_rows=8 if num_drafts else 0,
+    )
+
+
+def run_rejected(replica: Replica) -> list[str]:
+    """What each tick of the bad replica was answered, where it was not a result."""
+    failures = []
+    step = 0
+    for tick in range(_NUM_TICKS):
+        step += 1
+        entries = {3: Entry(blocks=(5,))} if tick == 4 else {}
+        result = replica.execute(make_plan(step, entries), 0)
+        if result.failure is not None:
+            failures.append(result.failure.message)
+            replica.open_epoch()
+            step = 0
+    return failures

@@ -107,6 +107,24 @@ def test_ranks_together_say_what_one_says_alone(
             assert (ours.num_top_logprobs == theirs.num_top_logprobs).all()
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_replica_whose_plan_is_refused_keeps_step_with_the_others(
+    ranks: Ranks, checkpoint: Path, alone: Callable[..., Any], num_drafts: int
+) -> None:
+    good, bad = ranks.run(
+        2,
+        "executor_cases:run_ranks",
+        path=str(checkpoint),
+        topology="dp2,ep",
+        jobs=JOBS,
+        bad_replica=1,
+        moe_comm_method="alltoall",
+        num_speculative_tokens=num_drafts,
+    )
+    assert bad == ["row 3 was never described"]
+    assert good[:-1] == alone(0, num_drafts)[:-1]
+
+
 @pytest.fixture
 def own_ranks(tmp_path: Path) -> Iterator[Ranks]:
     """Processes that are not needed any more."""
