@@ -7,6 +7,7 @@ are filled. What the device hands from dispatch to combine in `assist_info_for_c
 here without it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,43 +38,35 @@ def dispatch(
     expert_token_nums_type: int = 1,
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Send each token to the ranks of its experts.
+    """Send each token to the ranks of its experts, which hold as many each, in order.
 
     Args:
         x: [T, E], as many rows on every rank.
         expert_ids: [T, k] int32, distinct in a row.
         group_ep: Name of the group.
-        ep_world_size: Its ranks; they hold as many experts each, in order.
+        ep_world_size: Its ranks.
         ep_rank_id: This rank.
         moe_expert_num: Experts on all ranks.
-        x_active_mask: [T] bool, the rows that are tokens, before those that are not; None: all.
+        x_active_mask: [T] bool, rows that are tokens, before those that are not; None: all.
         expert_scales: [T, k] float32 weights to send along.
         quant_mode: 0 for none, 2 to quantize each row to int8 with a scale of its own.
         expert_token_nums_type: 1 only: counts.
-        **unused: Other arguments; only their defaults are accepted.
+        **unused: Other arguments; their defaults only.
 
     Returns:
-        [A, E] rows by expert and then by rank, A = T * ranks * min(experts here, k), unspecified
-        past the last count; [A] float32 scales of int8 rows; an int32 tensor for the combine; [G]
-        int64 counts; [G * ranks] int32 inclusive prefix sums by expert and rank; an empty tensor;
-        [A] float32 weights if they were given, else an empty tensor.
+        [A, E] rows by expert, then rank, A = T * ranks * min(experts here, k), unset past the last
+        count; [A] float32 scales of int8 rows; int32 notes for the combine; [G] int64 counts;
+        [G * ranks] int32 prefix sums by expert and rank; empty; [A] float32 weights or empty.
     """
     _check(_DISPATCH, expert_ids, ep_world_size, ep_rank_id, moe_expert_num, x_active_mask, unused)
     _check_sent(x, expert_ids, quant_mode, expert_token_nums_type)
     copies = _Copies(expert_ids, x_active_mask, ep_world_size, moe_expert_num)
     sent = copies.counts.view(ep_world_size, -1)
     received = _exchange(sent, None, None, group_ep)
-    num_experts, (tokens, k) = sent.shape[1], expert_ids.shape
-    room = tokens * ep_world_size * min(num_experts, k)
+    tokens, k = expert_ids.shape
+    room = tokens * ep_world_size * min(sent.shape[1], k)
     splits = (received.sum(1).tolist(), sent.sum(1).tolist())
-    by_expert = _by_expert(received)
-
-    def move(rows: Tensor, chosen: Tensor) -> Tensor:
-        arrived = _exchange(rows[chosen], *splits, group_ep)[by_expert]
-        moved = rows.new_empty((room, *rows.shape[1:]))
-        moved[: len(arrived)] = arrived
-        return moved
-
+    move = functools.partial(_move, splits, group_ep, _by_expert(received), room)
     scales = x.new_empty(room, dtype=torch.float32)
     if quant_mode == _DYNAMIC_INT8:
         x, row_scales = quantize_rows(x)
@@ -87,6 +80,21 @@ def dispatch(
         sums = torch.cat((sums, sums.new_zeros(notes)))
     info = torch.empty(max(tokens * k, _INFO_PER_ROW * room), dtype=torch.int32)
     return move(x, copies.sources), scales, info, received.sum(0), sums, sums.new_empty(0), weights
+
+
+def _move(
+    splits: tuple[list[int], list[int]],
+    group: str,
+    order: Tensor,
+    room: int,
+    rows: Tensor,
+    chosen: Tensor,
+) -> Tensor:
+    """Exchange the chosen rows; what arrives is put in order, into `room` rows."""
+    arrived = _exchange(rows[chosen], *splits, group)[order]
+    moved = rows.new_empty((room, *rows.shape[1:]))
+    moved[: len(arrived)] = arrived
+    return moved
 
 
 def _check_sent(x: Tensor, expert_ids: Tensor, quant_mode: int, nums_type: int) -> None:
