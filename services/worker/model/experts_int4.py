@@ -8,7 +8,14 @@ from torch import Tensor
 from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
 from services.worker.model.routed import ExpertShards, weighted_sum
 from services.worker.model.shards import Shard
-from services.worker.model.slots import FLOATS, WeightSlot, column_slot, matrix_slot, windowed_slot
+from services.worker.model.slots import (
+    FLOATS,
+    WeightSlot,
+    column_slot,
+    matrix_slot,
+    scale_slot,
+    windowed_slot,
+)
 from services.worker.model.spec import ModelSpec
 from shared.errors import CheckpointError
 
@@ -77,7 +84,7 @@ class PackedMatrices:
         )
         target = self.weight[expert][:, packed.target].t()
         yield matrix_slot(f"{name}weight", target, packed, types=INT8)
-        yield column_slot(f"{name}weight_scale", self.scale[expert, part.target], part)
+        yield scale_slot(column_slot(f"{name}weight_scale", self.scale[expert, part.target], part))
         yield zero_offset_slot(f"{name}weight_offset", part.size_out)
         yield self._compensation_slot(f"{name}scale_bias", expert, part)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from services.worker.model.linear_int8 import INT8, to_blocked_layout, zero_offset_slot
 from services.worker.model.routed import ExpertShards, weighted_sum
-from services.worker.model.slots import WeightSlot, column_slot, matrix_slot
+from services.worker.model.slots import WeightSlot, column_slot, matrix_slot, scale_slot
 from services.worker.model.spec import ModelSpec
 
 
@@ -88,7 +88,7 @@ class Int8Experts:
             for (name, part), matrix, scale in zip(expert, matrices, scales, strict=True):
                 target = matrix[:, part.target].t()
                 yield matrix_slot(f"{name}weight", target, part, types=INT8)
-                yield column_slot(f"{name}weight_scale", scale[part.target], part)
+                yield scale_slot(column_slot(f"{name}weight_scale", scale[part.target], part))
                 yield zero_offset_slot(f"{name}weight_offset", part.size_out)
 
     def finish_loading(self) -> None:

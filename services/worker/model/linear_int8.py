@@ -5,6 +5,7 @@ be taken from afterwards.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from services.worker.model.slots import (
     column_slot,
     ignored_slots,
     matrix_slot,
+    scale_slot,
     vector_slot,
 )
 from services.worker.model.spec import ModelSpec
@@ -75,7 +77,9 @@ class DynamicInt8Linear:
         for name, part in self._shards.named():
             target = self.weight[:, part.target].t()
             yield matrix_slot(f"{name}weight", target, part, types=INT8)
-            yield column_slot(f"{name}weight_scale", self.weight_scale[part.target], part)
+            yield scale_slot(
+                column_slot(f"{name}weight_scale", self.weight_scale[part.target], part)
+            )
             yield zero_offset_slot(f"{name}weight_offset", part.size_out)
 
     def finish_loading(self) -> None:
@@ -122,14 +126,14 @@ class StaticInt8Linear:
         for name, part in self._shards.named():
             target = self.weight[:, part.target].t()
             yield matrix_slot(f"{name}weight", target, part, types=INT8)
-            yield vector_slot(f"{name}deq_scale", self.deq_scale[part.target], part)
+            yield scale_slot(vector_slot(f"{name}deq_scale", self.deq_scale[part.target], part))
             if self._shards.adds_bias:
                 bias = self.quant_bias[part.target]
                 yield vector_slot(f"{name}quant_bias", bias, part, types=_INT32)
             else:
                 yield from ignored_slots({f"{name}quant_bias": (part.size_out,)}, _INT32)
-            yield _number_slot(f"{name}input_scale", self._input_scales)
-            yield _number_slot(f"{name}input_offset", self._input_offsets)
+            yield scale_slot(_number_slot(f"{name}input_scale", self._input_scales))
+            yield _offset_slot(f"{name}input_offset", self._input_offsets)
             column = (part.size_out, 1)
             yield from ignored_slots(
                 {f"{name}weight_scale": column, f"{name}weight_offset": column}
@@ -156,6 +160,19 @@ def _number_slot(name: str, numbers: dict[str, float]) -> WeightSlot:
         numbers[name] = float(source)
 
     return WeightSlot(name=name, shape=(1,), store=store)
+
+
+def _offset_slot(name: str, numbers: dict[str, float]) -> WeightSlot:
+    """The zero point of all inputs [1], a whole number of the int8 range."""
+    number = _number_slot(name, numbers)
+
+    def store(source: Tensor) -> None:
+        offset = float(source)
+        if not (offset.is_integer() and -128 <= offset <= 127):
+            raise CheckpointError(f"{name}: {offset} must be a whole number from -128 to 127")
+        number.store(source)
+
+    return replace(number, store=store)
 
 
 def _agreed(numbers: dict[str, float]) -> float:

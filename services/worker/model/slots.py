@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from services.worker.model.shards import Shard
+from shared.errors import CheckpointError
 
 FLOATS = frozenset({"BF16", "F16", "F32"})
 """safetensors names of the types that a float tensor may have in the file."""
@@ -112,6 +113,21 @@ def vector_slot(
 ) -> WeightSlot:
     """Numbers [out] of a rank's part of a matrix; `target` is a vector."""
     return windowed_slot(name, copy_into(target), (part.size_out,), (part.rows,), types)
+
+
+def scale_slot(slot: WeightSlot) -> WeightSlot:
+    """The same slot for scales: none may be negative, nor all of them zero.
+
+    A row of zero weights may have scale zero; a whole part of them is a damaged file, which would
+    serve wrong numbers without a word.
+    """
+
+    def store(source: Tensor) -> None:
+        if source.numel() and (bool((source < 0).any()) or not bool(source.any())):
+            raise CheckpointError(f"{slot.name}: scales must be above 0")
+        slot.store(source)
+
+    return replace(slot, store=store)
 
 
 def windowed_slot(

@@ -181,3 +181,40 @@ def test_without_the_blocked_layout_the_result_is_the_same(
         load(linear, tensors)
         results.append(linear(x))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (DynamicInt8Linear, "weight_scale"),
+        (StaticInt8Linear, "deq_scale"),
+        (StaticInt8Linear, "input_scale"),
+    ],
+)
+def test_scales_that_cannot_be_are_refused(
+    spec: ModelSpec,
+    dynamic: Tensors,
+    static: Tensors,
+    make: Callable[[ModelSpec, Shards], Projection],
+    name: str,
+    value: float,
+) -> None:
+    tensors = dict(dynamic if make is DynamicInt8Linear else static)
+    tensors[f"p.w.{name}"] = tensors[f"p.w.{name}"] * value
+    with pytest.raises(CheckpointError, match=rf"p\.w\.{name}: scales must be above 0"):
+        load(make(spec, shards()), tensors)
+
+
+def test_a_row_of_zero_weights_may_have_scale_zero(spec: ModelSpec, dynamic: Tensors) -> None:
+    dynamic["p.w.weight_scale"][3] = 0.0
+    load(DynamicInt8Linear(spec, shards()), dynamic)
+
+
+@pytest.mark.parametrize("offset", [500.0, -129.0, 0.5])
+def test_a_zero_point_outside_int8_is_refused(
+    spec: ModelSpec, static: Tensors, offset: float
+) -> None:
+    static["p.w.input_offset"] = torch.tensor([offset])
+    with pytest.raises(CheckpointError, match=r"p\.w\.input_offset: .*whole number"):
+        load(StaticInt8Linear(spec, shards()), static)
