@@ -10,6 +10,7 @@ CLAIMS = (
     "hop_cost",
     "loading",
     "cold_start",
+    "decode_step",
     "drafts",
     "serving",
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from services.worker.graphs.arena import Arena, Loans
 from services.worker.graphs.recorder import record
-from services.worker.graphs.recording import Recording
+from services.worker.graphs.recording import KernelCall, Recording
 from services.worker.graphs.template import Sample, Template
 from services.worker.ops.native import Native
 
@@ -47,6 +47,13 @@ class RecordedFunction:
             return recording.result
         assert self._template is not None
         return self._template.run(num_rows)
+
+    def measure(self, num_rows: int) -> list[tuple[KernelCall, float]]:
+        """Run it, and say how many seconds each kernel took."""
+        if num_rows in self._by_size:
+            return self._by_size[num_rows].measure()
+        assert self._template is not None
+        return self._template.measure(num_rows)
 
     @torch.inference_mode()
     def record(self, num_rows: int, plan: Loans | None = None) -> Recording:

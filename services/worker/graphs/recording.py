@@ -84,6 +84,12 @@ class Segment:
         if status:
             raise failure(self.calls[place].name, status)
 
+    def measure(self) -> list[tuple[KernelCall, float]]:
+        """Call all kernels and say how many seconds each took."""
+        seconds = np.zeros(len(self.calls))
+        self.run(seconds)
+        return list(zip(self.calls, seconds.tolist(), strict=True))
+
 
 class Recording:
     """A step that was taken down. It keeps what it reads and what it returns."""
@@ -123,9 +129,7 @@ class Recording:
             if isinstance(part, HostCall):
                 part.run()
                 continue
-            seconds = np.zeros(len(part.calls))
-            part.run(seconds)
-            times += zip(part.calls, seconds.tolist(), strict=True)
+            times += part.measure()
         return times
 
 

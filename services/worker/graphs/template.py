@@ -84,19 +84,34 @@ class Template:
 
     def run(self, num_rows: int) -> tuple[Tensor, ...]:
         """Do the step with so many rows: its results, which lie where the last ones lay."""
-        if num_rows != self._num_rows:
-            assert 0 < num_rows <= self._most
-            for part in self._parts:
-                if isinstance(part, _Scaled):
-                    part.set_rows(self._most - num_rows)
-            self._num_rows = num_rows
-            self._result = self._slices(num_rows)
+        self._set_rows(num_rows)
         for part in self._parts:
             if isinstance(part, _Scaled):
                 part.segment.run()
             else:
                 self._cut(part).run()
         return self._result
+
+    def measure(self, num_rows: int) -> list[tuple[KernelCall, float]]:
+        """Do the step and say how many seconds each kernel took."""
+        self._set_rows(num_rows)
+        times: list[tuple[KernelCall, float]] = []
+        for part in self._parts:
+            if isinstance(part, _Scaled):
+                times += part.segment.measure()
+            else:
+                self._cut(part).run()
+        return times
+
+    def _set_rows(self, num_rows: int) -> None:
+        if num_rows == self._num_rows:
+            return
+        assert 0 < num_rows <= self._most
+        for part in self._parts:
+            if isinstance(part, _Scaled):
+                part.set_rows(self._most - num_rows)
+        self._num_rows = num_rows
+        self._result = self._slices(num_rows)
 
     def _slices(self, num_rows: int) -> tuple[Tensor, ...]:
         return tuple(self._first_rows(result, num_rows) for result in self._largest_result)
