@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.worker.model.config import BLOCK_SIZE
 from services.worker.model.spec import ModelSpec
+from services.worker.ops.pages import prefer_huge_pages
 from shared.errors import ConfigError
 
 LATENT = "latent"
@@ -205,4 +206,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+    cache = torch.from_numpy(memory[start : start + size])
+    prefer_huge_pages(cache)
+    return cache.view(dtype).view(shape)

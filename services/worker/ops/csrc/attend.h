@@ -13,8 +13,26 @@ enum { LATENT = 512, ROTARY = 64, TILE = 32, PARALLEL_ROWS = 512 };
 
 typedef struct {
     const elem_t *latent[TILE], *rope[TILE];
-    int count; /* valid rows; the rest repeat the last one and weigh nothing */
+    int count; /* valid rows; the rest repeat one of them and weigh nothing */
 } keys_t;
+
+/* The first bytes of a latent row are asked for while a tile before it is scored, the others while
+ * that tile is summed up: memory must have work all the time. */
+enum {
+    LINE = 64,
+    LATENT_BYTES = LATENT * sizeof(elem_t),
+#if GLM_AVX512 && defined(ELEM_BF16)
+    FIRST_BYTES = LATENT_BYTES / 2,
+#else
+    FIRST_BYTES = LATENT_BYTES,
+#endif
+    PARTS = 4, /* of a row, while it is scored */
+};
+
+ALWAYS_INLINE void fetch(const elem_t *row, int from, int bytes) {
+    const char *start = (const char *)row + from;
+    for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(start + at, 0, 2);
+}
 
 /* Running state of DOT heads. */
 typedef struct {
@@ -27,14 +45,24 @@ ALWAYS_INLINE void begin(state_t *state) {
     for (int i = 0; i < DOT; i++) state->largest[i] = -INFINITY;
 }
 
-/* scores[i][k] for DOT heads and the DOT keys from `k`. */
+/* scores[i][k] for DOT heads and the DOT keys from `k`. `next`: rows to ask for, or NULL. */
 ALWAYS_INLINE void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope[DOT],
-                                      const keys_t *keys, int k, float scale,
+                                      const keys_t *keys, int k, float scale, const keys_t *next,
                                       float scores[DOT][TILE]) {
     lanes_t sums[16];
     float totals[16];
     dot_clear(sums);
-    dot_add(sums, query, keys->latent + k, LATENT);
+    for (int part = 0; part < PARTS; part++) {
+        const elem_t *queries[DOT], *rows[DOT];
+        for (int i = 0; i < DOT; i++) {
+            queries[i] = query[i] + part * (LATENT / PARTS);
+            rows[i] = keys->latent[k + i] + part * (LATENT / PARTS);
+            if (next)
+                fetch(next->latent[k + i], part * (FIRST_BYTES / PARTS), FIRST_BYTES / PARTS);
+        }
+        dot_add(sums, queries, rows, LATENT / PARTS);
+    }
+    for (int i = 0; next && i < DOT; i++) fetch(next->rope[k + i], 0, ROTARY * sizeof(elem_t));
     dot_add(sums, rope, keys->rope + k, ROTARY);
     dot_total(sums, totals);
     for (int i = 0; i < DOT; i++)
@@ -43,8 +71,10 @@ ALWAYS_INLINE void score_keys_of_tile(const elem_t *const query[DOT], const elem
 
 #if GLM_AVX512 && defined(ELEM_BF16)
 /* Weights are rounded to bf16 (the totals use the rounded values) and two rows are taken at once.
- * `sum` keeps the order of interleave(). */
-ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[DOT][TILE]) {
+ * `sum` keeps the order of interleave(). `next`: rows to ask for, or NULL. */
+ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
+                              float weights[DOT][TILE]) {
+    enum { BEHIND = (LATENT_BYTES - FIRST_BYTES) / (LATENT / 64) };
     int32_t pairs[DOT][TILE / 2];
     int count = (keys->count + 1) / 2;
     for (int i = 0; i < DOT; i++) {
@@ -56,6 +86,8 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[
         for (int i = 0; i < DOT; i++)
             for (int c = 0; c < 4; c++) sums[i][c] = _mm512_load_ps(state->sum[i] + at + 16 * c);
         for (int k = 0; k < count; k++) {
+            for (int i = 0; next && i < 2; i++)
+                fetch(next->latent[2 * k + i], FIRST_BYTES + at / 64 * BEHIND, BEHIND);
             const elem_t *first = keys->latent[2 * k] + at, *second = keys->latent[2 * k + 1] + at;
             __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
             __m512i c = _mm512_loadu_si512(first + 32), d = _mm512_loadu_si512(second + 32);
@@ -82,7 +114,9 @@ ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
                    _mm512_mul_ps(_mm512_load_ps(sum + at + 16), factors), out + at, ~0u);
 }
 #else
-ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, float weights[DOT][TILE]) {
+ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
+                              float weights[DOT][TILE]) {
+    (void)next; /* asked for already */
     for (int k = 0; k < keys->count; k++) {
         const elem_t *row = keys->latent[k];
         for (int i = 0; i < DOT; i++) {

@@ -8,20 +8,11 @@ typedef struct {
     elem_t *out;
 } attention_t;
 
-/* Ask for DOT rows that the next tile will read: rows lie apart, so the hardware does not guess. */
-ALWAYS_INLINE void fetch_keys(const keys_t *keys, int from) {
-    enum { LINE = 64 / sizeof(elem_t) };
-    for (int k = from; k < from + DOT && k < keys->count; k++) {
-        for (int at = 0; at < LATENT; at += LINE) __builtin_prefetch(keys->latent[k] + at, 0, 2);
-        for (int at = 0; at < ROTARY; at += LINE) __builtin_prefetch(keys->rope[k] + at, 0, 2);
-    }
-}
-
 static void next_keys(const attention_t *a, walk_t *walk, keys_t *keys) {
-    int64_t rows[TILE];
+    int64_t rows[TILE] = {0};
     int count = keys->count = next_rows(walk, rows);
-    for (int k = 0; k < count || (count && k % DOT); k++) {
-        int64_t row = rows[k < count ? k : count - 1];
+    for (int k = 0; k < TILE; k++) {
+        int64_t row = rows[k < count ? k : 0];
         keys->latent[k] = a->latent + row * LATENT;
         keys->rope[k] = a->rope + row * ROTARY;
     }
@@ -51,12 +42,11 @@ static void attend(const attention_t *a, int64_t token, int64_t head) {
             next_keys(a, &after, &first);
             fetched = &first;
         }
-        for (int k = 0; k < keys->count; k += DOT) {
-            fetch_keys(fetched, k);
-            score_keys_of_tile(query, rope, keys, k, a->lists.scale, scores);
-        }
+        /* Rows lie apart, so the hardware does not guess which come next. */
+        for (int k = 0; k < keys->count; k += DOT)
+            score_keys_of_tile(query, rope, keys, k, a->lists.scale, fetched, scores);
         weigh_tile(&state, keys->count, scores);
-        accumulate(&state, keys, scores);
+        accumulate(&state, keys, fetched, scores);
     }
     write_heads(&state, heads - head, a->out + (token * heads + head) * LATENT);
 }

@@ -113,9 +113,9 @@ static void attend_tile(const packed_attention_t *a, int64_t token, int64_t head
     }
     float scores[DOT][TILE] __attribute__((aligned(64)));
     for (int k = 0; k < keys->count; k += DOT)
-        score_keys_of_tile(query, rope, keys, k, a->lists.scale, scores);
+        score_keys_of_tile(query, rope, keys, k, a->lists.scale, NULL, scores);
     weigh_tile(state, keys->count, scores);
-    accumulate(state, keys, scores);
+    accumulate(state, keys, NULL, scores);
 }
 
 /* One token, `groups` times DOT heads from `head`. */
