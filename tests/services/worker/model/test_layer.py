@@ -1,5 +1,6 @@
 """How a layer threads residual and selection through its blocks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 
 from services.worker.model.config import ModelConfig
 from services.worker.model.experts import MixtureOfExperts
-from services.worker.model.layer import DecoderLayer
+from services.worker.model.experts_parallel import ExpertParallelMixture
+from services.worker.model.layer import DecoderLayer, Dense
 from services.worker.model.mlp import GatedMLP
+from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
 
 
@@ -19,7 +22,7 @@ def layer(spec: ModelSpec) -> DecoderLayer:
     layer.input_layernorm.weight.fill_(1.0)
     layer.post_attention_layernorm.weight.fill_(1.0)
     layer.self_attn = lambda x, _step, _cache, topk: (3 * x, topk + 1)
-    layer.mlp = lambda x: 5 * x
+    layer.mlp = lambda x, _step: 5 * x
     return layer
 
 
@@ -44,4 +47,10 @@ def test_output_and_residual_add_up_to_the_pre_norm_layer(
 
 def test_dense_and_sparse_layers_follow_the_config(spec: ModelSpec) -> None:
     layers = [DecoderLayer(spec, at) for at in (0, 1, 4)]
-    assert [type(layer.mlp) for layer in layers] == [GatedMLP, MixtureOfExperts, MixtureOfExperts]
+    assert [type(layer.mlp) for layer in layers] == [Dense, MixtureOfExperts, MixtureOfExperts]
+    assert isinstance(layers[0].mlp.mlp, GatedMLP)
+
+
+def test_experts_of_many_ranks_are_exchanged(spec: ModelSpec) -> None:
+    layer = DecoderLayer(replace(spec, placement=Placement(ep_size=2)), 1)
+    assert isinstance(layer.mlp, ExpertParallelMixture)
