@@ -11,6 +11,7 @@ CLAIMS = (
     "loading",
     "cold_start",
     "decode_step",
+    "int8_decode",
     "drafts",
     "serving",
 )
