@@ -57,7 +57,8 @@ class DeviceGraph:
 
     def run(self) -> None:
         """Replay it, once nothing writes its inputs any more."""
-        torch.npu.current_stream().synchronize()  # type: ignore[attr-defined]  # by torch_npu
+        stream = torch.npu.current_stream()  # type: ignore[attr-defined]  # by torch_npu
+        stream.synchronize()
         self._graph.replay()
 
 

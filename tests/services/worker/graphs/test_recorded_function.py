@@ -29,6 +29,14 @@ def test_each_number_of_rows_gives_what_the_function_gives(
         assert all(map(torch.equal, results, product(num_rows)))
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 40])
+def test_times_are_told(library: Native, arena: Arena, num_rows: int) -> None:
+    recorded = RecordedFunction(library, arena, product, 40)
+    calls = [call.operator for call, seconds in recorded.measure(num_rows) if seconds < 1]
+    first = [] if num_rows == 1 else ["aten::clone"]
+    assert calls == [*first, "glm::linear", "npu::npu_swiglu"]
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [

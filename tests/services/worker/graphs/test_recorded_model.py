@@ -165,6 +165,17 @@ def test_every_size_does_what_a_recording_of_it_would(
         template.run(template._most)
 
 
+def test_times_of_a_step_are_told_by_operator(float_path: Path) -> None:
+    executor = build(float_path)
+    model = executor._decoder
+    assert isinstance(model, RecordedModel)
+    assert run(executor)
+    times = model.measure(1, times=2)
+    assert "npu::npu_sparse_flash_attention" in [operator for operator, _ in times]
+    assert times[-1][0] in {"glm::linear", "aten::_to_copy"}
+    assert all(0 < seconds < 1 for _, seconds in times)
+
+
 def test_a_step_recorded_again_is_the_same(library: Native, float_path: Path) -> None:
     executor = build(float_path, num_speculative_tokens=1)
     model = executor._decoder

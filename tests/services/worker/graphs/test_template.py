@@ -56,6 +56,15 @@ def test_rows_that_are_missing_are_left_alone(library: Native, arena: Arena) -> 
     assert torch.equal(whole[3:], torch.full((9, 8), 77.0))
 
 
+def test_times_are_told_at_any_size(library: Native, arena: Arena) -> None:
+    found = samples(library, arena)
+    template = Template(found)
+    times = template.measure(5)
+    assert [call for call, _ in times] == list(found[0].recording.calls())
+    assert all(0 < seconds < 1 for _, seconds in times)
+    assert torch.equal(template.run(5)[0], step(5)[0])
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
