@@ -1,6 +1,8 @@
 /* Attention over listed positions, a tile of keys at a time: scores, running softmax, weighted sum.
  *
- * Heads are taken DOT at a time. What a key is made of is the caller's: it fills in `keys_t`.
+ * Heads are taken DOT at a time. What a key is made of is the caller's: it fills in `keys_t`. A tile
+ * is the keys at the same places of a list for every token, so what a token gives does not depend on
+ * who shares its keys.
  */
 #ifndef GLM_ATTEND_H
 #define GLM_ATTEND_H
@@ -9,7 +11,7 @@
 #include "pairs.h"
 #include "paged.h"
 
-enum { LATENT = 512, ROTARY = 64, TILE = 32, PARALLEL_ROWS = 512 };
+enum { LATENT = 512, ROTARY = 64, TILE = 64, PARALLEL_ROWS = 512 };
 
 typedef struct {
     const elem_t *latent[TILE], *rope[TILE];
@@ -34,23 +36,38 @@ ALWAYS_INLINE void fetch(const elem_t *row, int from, int bytes) {
     for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(start + at, 0, 2);
 }
 
-/* Running state of DOT heads. */
+/* Running softmax of DOT heads: the largest score and the sum of weights relative to it. */
 typedef struct {
     float largest[DOT], total[DOT];
+} softmax_t;
+
+/* Running state of DOT heads. */
+typedef struct {
+    softmax_t softmax;
     float sum[DOT][LATENT] __attribute__((aligned(64))); /* in the order of accumulate() */
 } state_t;
 
-ALWAYS_INLINE void begin(state_t *state) {
-    memset(state, 0, sizeof *state);
-    for (int i = 0; i < DOT; i++) state->largest[i] = -INFINITY;
+ALWAYS_INLINE void begin_softmax(softmax_t *softmax) {
+    for (int i = 0; i < DOT; i++) softmax->largest[i] = -INFINITY, softmax->total[i] = 0.0f;
 }
 
-/* scores[i][k] for DOT heads and the DOT keys from `k`. `next`: rows to ask for, or NULL. */
-ALWAYS_INLINE void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope[DOT],
+ALWAYS_INLINE void begin(state_t *state) {
+    memset(state->sum, 0, sizeof state->sum);
+    begin_softmax(&state->softmax);
+}
+
+/* scores[i][k] for DOT heads and the DOT keys from `k`. `next`: rows to ask for, or NULL. Without
+ * intrinsics a function of its own: two places that it was made part of might add up in different
+ * orders. */
+#if GLM_AVX512
+ALWAYS_INLINE
+#else
+static __attribute__((noinline))
+#endif
+void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope[DOT],
                                       const keys_t *keys, int k, float scale, const keys_t *next,
                                       float scores[DOT][TILE]) {
     lanes_t sums[16];
-    float totals[16];
     dot_clear(sums);
     for (int part = 0; part < PARTS; part++) {
         const elem_t *queries[DOT], *rows[DOT];
@@ -64,27 +81,33 @@ ALWAYS_INLINE void score_keys_of_tile(const elem_t *const query[DOT], const elem
     }
     for (int i = 0; next && i < DOT; i++) fetch(next->rope[k + i], 0, ROTARY * sizeof(elem_t));
     dot_add(sums, rope, keys->rope + k, ROTARY);
+#if GLM_AVX512
+    __m512 totals = _mm512_mul_ps(dot_reduce(sums), _mm512_set1_ps(scale));
+    _mm_storeu_ps(scores[0] + k, _mm512_castps512_ps128(totals));
+    _mm_storeu_ps(scores[1] + k, _mm512_extractf32x4_ps(totals, 1));
+    _mm_storeu_ps(scores[2] + k, _mm512_extractf32x4_ps(totals, 2));
+    _mm_storeu_ps(scores[3] + k, _mm512_extractf32x4_ps(totals, 3));
+#else
+    float totals[16];
     dot_total(sums, totals);
     for (int i = 0; i < DOT; i++)
         for (int j = 0; j < DOT; j++) scores[i][k + j] = totals[i * DOT + j] * scale;
+#endif
 }
 
 #if GLM_AVX512 && defined(ELEM_BF16)
 /* Weights are rounded to bf16 (the totals use the rounded values) and two rows are taken at once.
  * `sum` keeps the order of interleave(). `next`: rows to ask for, or NULL. */
 ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
-                              float weights[DOT][TILE]) {
+                              const float factors[DOT], const elem_t weights[DOT][TILE]) {
     enum { BEHIND = (LATENT_BYTES - FIRST_BYTES) / (LATENT / 64) };
-    int32_t pairs[DOT][TILE / 2];
     int count = (keys->count + 1) / 2;
-    for (int i = 0; i < DOT; i++) {
-        __m512 front = _mm512_loadu_ps(weights[i]), back = _mm512_loadu_ps(weights[i] + 16);
-        _mm512_storeu_si512(pairs[i], (__m512i)_mm512_cvtne2ps_pbh(back, front));
-    }
     for (int at = 0; at < LATENT; at += 64) {
         __m512 sums[DOT][4];
         for (int i = 0; i < DOT; i++)
-            for (int c = 0; c < 4; c++) sums[i][c] = _mm512_load_ps(state->sum[i] + at + 16 * c);
+            for (int c = 0; c < 4; c++)
+                sums[i][c] = _mm512_mul_ps(_mm512_load_ps(state->sum[i] + at + 16 * c),
+                                           _mm512_set1_ps(factors[i]));
         for (int k = 0; k < count; k++) {
             for (int i = 0; next && i < 2; i++)
                 fetch(next->latent[2 * k + i], FIRST_BYTES + at / 64 * BEHIND, BEHIND);
@@ -95,7 +118,9 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *
             interleave(a, b, value);
             interleave(c, d, value + 2);
             for (int i = 0; i < DOT; i++) {
-                __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[i][k]);
+                int32_t pair;
+                memcpy(&pair, weights[i] + 2 * k, sizeof pair);
+                __m512bh weight = (__m512bh)_mm512_set1_epi32(pair);
                 for (int j = 0; j < 4; j++)
                     sums[i][j] = _mm512_dpbf16_ps(sums[i][j], weight, value[j]);
             }
@@ -105,8 +130,6 @@ ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *
     }
 }
 
-ALWAYS_INLINE float kept_weight(float weight) { return to_float(from_float(weight)); }
-
 ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
     __m512 factors = _mm512_set1_ps(factor);
     for (int at = 0; at < LATENT; at += 32)
@@ -115,44 +138,103 @@ ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
 }
 #else
 ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
-                              float weights[DOT][TILE]) {
+                              const float factors[DOT], const elem_t weights[DOT][TILE]) {
     (void)next; /* asked for already */
+    for (int i = 0; i < DOT; i++)
+        for (int at = 0; at < LATENT; at++) state->sum[i][at] *= factors[i];
     for (int k = 0; k < keys->count; k++) {
         const elem_t *row = keys->latent[k];
         for (int i = 0; i < DOT; i++) {
-            float weight = weights[i][k];
+            float weight = to_float(weights[i][k]);
 #pragma omp simd
             for (int at = 0; at < LATENT; at++) state->sum[i][at] += weight * to_float(row[at]);
         }
     }
 }
 
-ALWAYS_INLINE float kept_weight(float weight) { return weight; }
-
 ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
     for (int at = 0; at < LATENT; at++) out[at] = from_float(sum[at] * factor);
 }
 #endif
 
-/* Turn scores into weights relative to the largest score so far; rescale what was summed before. */
-static void weigh_tile(state_t *state, int count, float scores[DOT][TILE]) {
+#if GLM_AVX512
+/* fast_exp() of 16 numbers. */
+ALWAYS_INLINE __m512 fast_exps(__m512 x) {
+    /* The second operand is the result where one is no number. */
+    x = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
+    const __m512 big = _mm512_set1_ps(12582912.0f);
+    __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), big);
+    __m512 n = _mm512_sub_ps(shifted, big);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    __m512i scale = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23),
+                                     _mm512_set1_epi32(0x3f800000));
+    return _mm512_mul_ps(p, _mm512_castsi512_ps(scale));
+}
+
+ALWAYS_INLINE float largest_of(const float *scores, int count, float largest) {
+    __m512 most = _mm512_set1_ps(largest);
+    for (int k = 0; k < count; k += 16) {
+        __mmask16 mask = count - k < 16 ? (__mmask16)((1u << (count - k)) - 1u) : (__mmask16)~0u;
+        most = _mm512_mask_max_ps(most, mask, _mm512_loadu_ps(scores + k), most);
+    }
+    return _mm512_reduce_max_ps(most);
+}
+
+ALWAYS_INLINE float weigh_row(const float *scores, int count, float largest, elem_t *weights) {
+    __m512 total = _mm512_setzero_ps(), shift = _mm512_set1_ps(largest);
+    for (int k = 0; k < count; k += 16) {
+        __mmask16 mask = count - k < 16 ? (__mmask16)((1u << (count - k)) - 1u) : (__mmask16)~0u;
+        __m512 x = _mm512_sub_ps(_mm512_loadu_ps(scores + k), shift);
+        __m512 weight = _mm512_maskz_mov_ps(mask, fast_exps(x));
+#ifdef ELEM_BF16
+        __m256i kept = (__m256i)_mm512_cvtneps_pbh(weight);
+        _mm256_storeu_si256((__m256i *)(weights + k), kept);
+        weight = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(kept), 16));
+#else
+        _mm512_storeu_ps(weights + k, weight);
+#endif
+        total = _mm512_add_ps(total, weight);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+#else
+ALWAYS_INLINE float largest_of(const float *scores, int count, float largest) {
+    for (int k = 0; k < count; k++) largest = scores[k] > largest ? scores[k] : largest;
+    return largest;
+}
+
+ALWAYS_INLINE float weigh_row(const float *scores, int count, float largest, elem_t *weights) {
+    float total = 0.0f;
+#pragma omp simd reduction(+ : total)
+    for (int k = 0; k < count; k++) {
+        weights[k] = from_float(fast_exp(scores[k] - largest));
+        total += to_float(weights[k]);
+    }
+    /* The partner of the last one. */
+    for (int k = count; k < count + count % 2; k++) weights[k] = from_float(0.0f);
+    return total;
+}
+#endif
+
+/* Turn scores into weights relative to the largest score so far; factors[i] is what the sums so far
+ * must be multiplied with. Behind the last weight of an odd number stands a zero. */
+static __attribute__((noinline)) void weigh_tile(softmax_t *softmax, int count, const float scores[DOT][TILE],
+                       float factors[DOT], elem_t weights[DOT][TILE]) {
     for (int i = 0; i < DOT; i++) {
-        float largest = state->largest[i];
-        for (int k = 0; k < count; k++) largest = scores[i][k] > largest ? scores[i][k] : largest;
-        if (largest > state->largest[i]) {
-            /* The first tile rescales zeros, so that the clamped exp(-inf) does no harm. */
-            float factor = fast_exp(state->largest[i] - largest);
-            state->total[i] *= factor;
-            for (int at = 0; at < LATENT; at++) state->sum[i][at] *= factor;
-            state->largest[i] = largest;
-        }
-        float total = 0.0f;
-        for (int k = 0; k < TILE; k++) {
-            float weight = k < count ? kept_weight(fast_exp(scores[i][k] - largest)) : 0.0f;
-            scores[i][k] = weight;
-            total += weight;
-        }
-        state->total[i] += total;
+        float largest = largest_of(scores[i], count, softmax->largest[i]);
+        /* The first tile rescales zeros, so that the clamped exp(-inf) does no harm. */
+        factors[i] = largest > softmax->largest[i] ? fast_exp(softmax->largest[i] - largest) : 1.0f;
+        softmax->largest[i] = largest;
+        float total = weigh_row(scores[i], count, largest, weights[i]);
+        softmax->total[i] = softmax->total[i] * factors[i] + total;
     }
 }
 
@@ -206,7 +288,7 @@ static int64_t count_rows_read(const lists_t *l) {
 /* Write DOT heads, or as many as there are. */
 ALWAYS_INLINE void write_heads(const state_t *state, int64_t heads, elem_t *out) {
     for (int64_t i = 0; i < heads && i < DOT; i++) {
-        float factor = state->total[i] > 0.0f ? 1.0f / state->total[i] : 0.0f;
+        float total = state->softmax.total[i], factor = total > 0.0f ? 1.0f / total : 0.0f;
         finish(state->sum[i], factor, out + i * LATENT);
     }
 }

@@ -1,6 +1,6 @@
 /* Attention of each token over its selected positions, on the cached latent rows themselves: a row
  * is read from memory once. */
-#include "attend.h"
+#include "attend_group.h"
 
 typedef struct {
     lists_t lists;
@@ -18,22 +18,29 @@ static void next_keys(const attention_t *a, walk_t *walk, keys_t *keys) {
     }
 }
 
+/* Queries of DOT heads; past the last one they repeat it. */
+ALWAYS_INLINE void find_queries(const attention_t *a, int64_t token, int64_t head,
+                                const elem_t *query[DOT], const elem_t *rope[DOT]) {
+    const int64_t heads = a->lists.heads;
+    for (int i = 0; i < DOT; i++) {
+        const int64_t row = token * heads + (head + i < heads ? head + i : heads - 1);
+        query[i] = a->query + row * LATENT;
+        rope[i] = a->query_rope + row * ROTARY;
+    }
+}
+
 /* One token, heads `head` to `head + DOT`. */
 static void attend(const attention_t *a, int64_t token, int64_t head) {
-    int64_t heads = a->lists.heads, last = token * heads + heads - 1;
     const elem_t *query[DOT], *rope[DOT];
-    for (int i = 0; i < DOT; i++) {
-        int64_t row = token * heads + head + i;
-        query[i] = a->query + (row < last ? row : last) * LATENT;
-        rope[i] = a->query_rope + (row < last ? row : last) * ROTARY;
-    }
+    find_queries(a, token, head, query, rope);
     state_t state;
     begin(&state);
     walk_t walk = walk_of(&a->lists, token);
     keys_t tiles[2]; /* the one at work and the one being fetched */
     next_keys(a, &walk, &tiles[0]);
     for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
-        float scores[DOT][TILE] __attribute__((aligned(64)));
+        float scores[DOT][TILE] __attribute__((aligned(64))), factors[DOT];
+        elem_t weights[DOT][TILE] __attribute__((aligned(64)));
         keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1], first;
         const keys_t *fetched = next;
         next_keys(a, &walk, next);
@@ -45,17 +52,95 @@ static void attend(const attention_t *a, int64_t token, int64_t head) {
         /* Rows lie apart, so the hardware does not guess which come next. */
         for (int k = 0; k < keys->count; k += DOT)
             score_keys_of_tile(query, rope, keys, k, a->lists.scale, fetched, scores);
-        weigh_tile(&state, keys->count, scores);
-        accumulate(&state, keys, fetched, scores);
+        weigh_tile(&state.softmax, keys->count, scores, factors, weights);
+        accumulate(&state, keys, fetched, factors, weights);
     }
-    write_heads(&state, heads - head, a->out + (token * heads + head) * LATENT);
+    write_heads(&state, a->lists.heads - head,
+                a->out + (token * a->lists.heads + head) * LATENT);
+}
+
+/* Whether a list has every position before its limit, in order. */
+static int sees_all(const walk_t *walk) {
+    int is_ordered = walk->end > 0 && walk->end == walk->limit;
+    for (int64_t i = 0; i < walk->end; i++) is_ordered &= walk->positions[i] == (int32_t)i;
+    return is_ordered;
+}
+
+/* Tokens from `token` on, none at or past `last`, that see all positions up to themselves and
+ * follow each other in one sequence; at most GROUP. */
+static int64_t count_group(const lists_t *l, int64_t token, int64_t last) {
+    const walk_t first = walk_of(l, token);
+    int64_t count = 1, most = last - token < GROUP ? last - token : GROUP;
+    for (; count < most; count++) {
+        const walk_t next = walk_of(l, token + count);
+        if (next.table != first.table || next.limit != first.limit + count) break;
+        if ((count == 1 && !sees_all(&first)) || !sees_all(&next)) break;
+    }
+    return count;
+}
+
+/* Keys of a tile that lie one behind the other. */
+static void block_keys(const attention_t *a, const walk_t *walk, int64_t first, int count,
+                       keys_t *keys) {
+    const int64_t row = row_of(walk->table, (uint32_t)first);
+    keys->count = count;
+    for (int k = 0; k < count || k % DOT; k++) {
+        const int64_t at = row + (k < count ? k : count - 1);
+        keys->latent[k] = a->latent + at * LATENT;
+        keys->rope[k] = a->rope + at * ROTARY;
+    }
+}
+
+/* Scores of a group's tokens for a tile of which the first sees `seen` keys, some keys at a time so
+ * that they are read from the nearest cache. */
+static void score_tile(const attention_t *a, int64_t token, int tokens, int64_t head, int seen,
+                       const keys_t *keys, group_t *group) {
+    enum { NEAR = 16 };
+    for (int from = 0; from < keys->count; from += NEAR)
+        for (int i = seen < from + 1 ? from + 1 - seen : 0; i < tokens; i++) {
+            const elem_t *query[DOT], *rope[DOT];
+            const int count = seen + i < TILE ? seen + i : TILE;
+            find_queries(a, token + i, head, query, rope);
+            score_for_token(group, i, query, rope, keys, from,
+                            count < from + NEAR ? count : from + NEAR, a->lists.scale);
+        }
+}
+
+/* A group of tokens, heads `head` to `head + DOT`. */
+static void attend_group(const attention_t *a, int64_t token, int tokens, int64_t head) {
+    const walk_t walk = walk_of(&a->lists, token);
+    group_t group;
+    keys_t keys;
+    begin_group(&group, tokens);
+    for (int64_t first = 0; first < walk.limit + tokens - 1; first += TILE) {
+        const int64_t left = walk.limit - first;
+        const int seen = left < TILE ? (int)left : TILE; /* by the first token; each sees one more */
+        block_keys(a, &walk, first, seen + tokens - 1 < TILE ? seen + tokens - 1 : TILE, &keys);
+        order_latents(&group, &keys);
+        score_tile(a, token, tokens, head, seen, &keys, &group);
+        for (int i = seen < 1 ? 1 - seen : 0; i < tokens; i++)
+            weigh_for_token(&group, i, seen + i < TILE ? seen + i : TILE);
+        add_tile(&group, &keys, tokens, seen);
+    }
+    for (int i = 0; i < tokens; i++)
+        write_group(&group, i, a->lists.heads - head,
+                    a->out + ((token + i) * a->lists.heads + head) * LATENT);
 }
 
 static void attend_items(const void *context, int64_t first, int64_t last) {
     const attention_t *a = context;
-    int64_t groups = (a->lists.heads + DOT - 1) / DOT;
-    for (int64_t item = first; item < last; item++)
-        attend(a, item / groups, item % groups * DOT);
+    const int64_t groups = (a->lists.heads + DOT - 1) / DOT;
+    for (int64_t item = first; item < last;) {
+        const int64_t token = item / groups;
+        const int64_t tokens = item % groups ? 1 : count_group(&a->lists, token, last / groups);
+        if (tokens > 1) {
+            for (int64_t head = 0; head < a->lists.heads; head += DOT)
+                attend_group(a, token, (int)tokens, head);
+            item += tokens * groups;
+        } else {
+            attend(a, token, item++ % groups * DOT);
+        }
+    }
 }
 
 int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, int64_t max_blocks,
@@ -68,8 +153,13 @@ int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, i
                      query, query_rope, latent, rope, out};
     if (!is_in_range(&a.lists.paged)) return OUT_OF_RANGE;
     int64_t items = tokens * ((heads + DOT - 1) / DOT);
-    /* Neighbours stay on one thread where there are many: it has fetched the next one's rows. */
-    int64_t few = count_rows_read(&a.lists) < PARALLEL_ROWS;
-    glm_run(items, few ? items : (items < 32 ? 1 : 4), attend_items, &a);
+    if (count_rows_read(&a.lists) < PARALLEL_ROWS) {
+        glm_run(items, items, attend_items, &a);
+        return OK;
+    }
+    /* Neighbours stay on one thread: tokens of a sequence share their keys, and where each has its
+     * own, the thread has fetched the next one's rows. */
+    int64_t alone = items < 32 ? 1 : 4, together = GROUP * items / (tokens > 0 ? tokens : 1);
+    glm_run(items, tokens > 2 * sequences ? together : alone, attend_items, &a);
     return OK;
 }

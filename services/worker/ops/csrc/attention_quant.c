@@ -111,11 +111,12 @@ static void attend_tile(const packed_attention_t *a, int64_t token, int64_t head
         query[i] = a->query + (row < last ? row : last) * QUERY;
         rope[i] = query[i] + LATENT;
     }
-    float scores[DOT][TILE] __attribute__((aligned(64)));
+    float scores[DOT][TILE] __attribute__((aligned(64))), factors[DOT];
+    elem_t weights[DOT][TILE] __attribute__((aligned(64)));
     for (int k = 0; k < keys->count; k += DOT)
         score_keys_of_tile(query, rope, keys, k, a->lists.scale, NULL, scores);
-    weigh_tile(state, keys->count, scores);
-    accumulate(state, keys, NULL, scores);
+    weigh_tile(&state->softmax, keys->count, scores, factors, weights);
+    accumulate(state, keys, NULL, factors, weights);
 }
 
 /* One token, `groups` times DOT heads from `head`. */

@@ -25,12 +25,16 @@ typedef __m512 packed_t;
 ALWAYS_INLINE void dot_add(lanes_t sums[16], const elem_t *const queries[DOT],
                            const elem_t *const keys[DOT], int64_t width) {
     for (int64_t at = 0; at < width; at += LANES) {
-        packed_t key[DOT];
-        for (int j = 0; j < DOT; j++) key[j] = LOAD(keys[j] + at);
+        packed_t key0 = LOAD(keys[0] + at), key1 = LOAD(keys[1] + at);
+        packed_t key2 = LOAD(keys[2] + at), key3 = LOAD(keys[3] + at);
+        /* gcc would rather load and spill than keep all four. */
+        __asm__("" : "+v"(key0), "+v"(key1), "+v"(key2), "+v"(key3));
         for (int i = 0; i < DOT; i++) {
             packed_t query = LOAD(queries[i] + at);
-            for (int j = 0; j < DOT; j++)
-                sums[i * DOT + j] = MULTIPLY_ADD(sums[i * DOT + j], query, key[j]);
+            sums[i * DOT] = MULTIPLY_ADD(sums[i * DOT], query, key0);
+            sums[i * DOT + 1] = MULTIPLY_ADD(sums[i * DOT + 1], query, key1);
+            sums[i * DOT + 2] = MULTIPLY_ADD(sums[i * DOT + 2], query, key2);
+            sums[i * DOT + 3] = MULTIPLY_ADD(sums[i * DOT + 3], query, key3);
         }
     }
 }

@@ -33,20 +33,11 @@ ALWAYS_INLINE int64_t packed_size(int64_t inner, int64_t columns) {
 /* Words of `width` columns from plain rows; columns from `columns` on are zero. */
 static void pack_strip(const elem_t *plain, int64_t stride, int64_t rows, int64_t columns,
                        int64_t width, elem_t *packed) {
+    static const elem_t zeros[NZ_STRIP];
+    if (columns < width) memset(packed, 0, (size_t)packed_size(rows, width) * sizeof(elem_t));
     for (int64_t k = 0; k < rows; k += PER_WORD, packed += width * PER_WORD) {
-        elem_t words[STRIP_STEP] = {0};
         const elem_t *row = plain + k * stride;
-#ifdef ELEM_BF16
-        static const elem_t zeros[NZ_STRIP];
-        const elem_t *next = k + 1 < rows ? row + stride : zeros;
-        for (int64_t c = 0; c < columns; c++) {
-            words[2 * c] = row[c];
-            words[2 * c + 1] = next[c];
-        }
-#else
-        memcpy(words, row, (size_t)columns * sizeof(elem_t));
-#endif
-        memcpy(packed, words, (size_t)(width * PER_WORD) * sizeof(elem_t));
+        pack_words(row, k + PER_WORD > rows ? zeros : row + stride, columns, packed);
     }
 }
 

@@ -193,6 +193,68 @@ static void (*const tiles[TILE_ROWS + 1])(TILE_ARGUMENTS) = {
 #endif
 };
 
+/* The same for sums that go on: float32 rows that are multiplied by a factor each before, or that
+ * begin here where factors are NULL. Rows come by fours. */
+#define SUM_TILE_ARGUMENTS \
+    const elem_t *x, int64_t stride, const elem_t *w, int64_t step, int64_t inner, \
+        const float *factors, float *sums, int64_t sums_stride
+
+#define SUM_OPEN(r) \
+    lanes_f low##r = {0}, high##r = {0}; \
+    if (factors) { \
+        low##r = *(const lanes_f *)(sums + (r) * sums_stride) * factors[r]; \
+        high##r = *(const lanes_f *)(sums + (r) * sums_stride + TILE_LANES) * factors[r]; \
+    } \
+    KEEP(low##r); /* or the first product might be fused with this one */ \
+    KEEP(high##r);
+#define SUM_CLOSE(r) \
+    *(lanes_f *)(sums + (r) * sums_stride) = low##r; \
+    *(lanes_f *)(sums + (r) * sums_stride + TILE_LANES) = high##r;
+
+#define SUM_TILE(n) \
+    static void sum_tile_##n(SUM_TILE_ARGUMENTS) { \
+        REPEAT_##n(SUM_OPEN) \
+        int64_t k = 0; \
+        for (; k + PER_WORD <= inner; k += PER_WORD, x += PER_WORD, w += step) { \
+            words_t low_words = words_at(w), high_words = words_at(w + VECTOR_STEP); \
+            KEEP_WORDS(low_words); \
+            KEEP_WORDS(high_words); \
+            REPEAT_##n(TILE_ADD) \
+        } \
+        if (k < inner) { \
+            words_t low_words = words_at(w), high_words = words_at(w + VECTOR_STEP); \
+            REPEAT_##n(TILE_ADD_LAST) \
+        } \
+        REPEAT_##n(SUM_CLOSE) \
+    }
+
+SUM_TILE(4)
+#if TILE_ROWS >= 8
+SUM_TILE(8)
+#endif
+#if TILE_ROWS >= 12
+SUM_TILE(12)
+#endif
+
+/* Some rows, as many as a tile takes of them; returns how many. */
+ALWAYS_INLINE int64_t sum_tile(int64_t rows, SUM_TILE_ARGUMENTS) {
+    (void)rows;
+#if TILE_ROWS >= 12
+    if (rows >= 12) {
+        sum_tile_12(x, stride, w, step, inner, factors, sums, sums_stride);
+        return 12;
+    }
+#endif
+#if TILE_ROWS >= 8
+    if (rows >= 8) {
+        sum_tile_8(x, stride, w, step, inner, factors, sums, sums_stride);
+        return 8;
+    }
+#endif
+    sum_tile_4(x, stride, w, step, inner, factors, sums, sums_stride);
+    return 4;
+}
+
 /* One row by WIDE_STRIPS whole strips, `strip` elements apart: one tile's sums of a single row are
  * too few to hide the latency of adding to them. */
 #define WIDE_AT(t) (w + (t) / STRIP_TILES * strip + (t) % STRIP_TILES * 2 * VECTOR_STEP)
@@ -215,6 +277,31 @@ static void tile_wide(const elem_t *x, const elem_t *w, int64_t strip, int64_t i
         REPEAT_4(WIDE_ADD)
     }
     REPEAT_4(WIDE_CLOSE)
+}
+
+/* Words of `columns` columns from PER_WORD rows. */
+ALWAYS_INLINE void pack_words(const elem_t *row, const elem_t *next, int64_t columns,
+                              elem_t *packed) {
+#if GLM_AVX512 && defined(ELEM_BF16)
+    if (columns == NZ_STRIP) {
+        const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        __m512i a = _mm512_loadu_si512(row), b = _mm512_loadu_si512(next);
+        __m512i low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
+        _mm512_storeu_si512(packed, _mm512_permutex2var_epi64(low, front, high));
+        _mm512_storeu_si512(packed + NZ_STRIP, _mm512_permutex2var_epi64(low, back, high));
+        return;
+    }
+#endif
+#ifdef ELEM_BF16
+    for (int64_t c = 0; c < columns; c++) {
+        packed[2 * c] = row[c];
+        packed[2 * c + 1] = next[c];
+    }
+#else
+    (void)next;
+    memcpy(packed, row, (size_t)columns * sizeof(elem_t));
+#endif
 }
 
 #endif

@@ -139,6 +139,95 @@ def test_a_row_does_not_depend_on_its_neighbours(
     )
 
 
+def all_positions(step: Any, width: int) -> torch.Tensor:
+    """Every token sees everything up to itself."""
+    positions = torch.full((step.num_tokens, 1, width), -1, dtype=torch.int32)
+    for token, _, limit in step.rows():
+        positions[token, 0, :limit] = torch.arange(limit)
+    return positions
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [([5], [5]), ([40, 1, 23], [40, 70, 150]), ([19, 19], [138, 261]), ([2, 3], [128, 129])],
+)
+def test_tokens_that_share_their_keys_get_the_bits_that_each_gets_alone(
+    compiled: dict[str, Any],
+    dtype: torch.dtype,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+    queries: list[int],
+    keys: list[int],
+    heads: int,
+) -> None:
+    step = make_step(queries, keys)
+    data = inputs(step, heads, dtype, generator)
+    positions = all_positions(step, max(keys) + 2)
+    for native in compiled.values():
+        kernels = registry.cpu_kernels(native)
+        together = run(kernels, step, data, positions)
+        torch.testing.assert_close(
+            together.float(),
+            expected(step, data, positions),
+            atol=TOLERANCE[dtype],
+            rtol=TOLERANCE[dtype],
+        )
+        native.set_num_threads(3)
+        try:
+            assert torch.equal(run(kernels, step, data, positions), together)
+        finally:
+            native.set_num_threads(1)
+        for token, sequence, limit in step.rows():
+            alone = make_step([1], [limit])
+            object.__setattr__(alone, "block_table", step.block_table[sequence : sequence + 1])
+            own = {n: t[token : token + 1] if "query" in n else t for n, t in data.items()}
+            assert torch.equal(
+                run(kernels, alone, own, positions[token : token + 1])[0], together[token]
+            )
+
+
+@pytest.mark.parametrize("broken", [0, 6, 7, 20, 35])
+def test_a_broken_row_shows_as_nan_to_its_readers_alone(
+    compiled: dict[str, Any],
+    dtype: torch.dtype,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+    broken: int,
+) -> None:
+    """Also where neighbours share a tile of keys, and behind the last key of the sequence."""
+    step = make_step([36], [36])
+    data = inputs(step, 4, dtype, generator)
+    block = int(step.block_table[0, 0])
+    for name in ("latent", "rope"):
+        data[name][block, broken] = data[name][block, 36:] = float("nan")
+    positions = all_positions(step, 40)
+    for native in compiled.values():
+        output = run(registry.cpu_kernels(native), step, data, positions)
+        assert bool(output[:broken].isfinite().all())
+        assert bool(output[broken:].isnan().all())
+
+
+def test_a_list_that_leaves_positions_out_is_followed_among_whole_ones(
+    compiled: dict[str, Any],
+    dtype: torch.dtype,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+) -> None:
+    step = make_step([9], [30])
+    data = inputs(step, 4, dtype, generator)
+    positions = all_positions(step, 32)
+    positions[4, 0, :26] = torch.cat((torch.arange(1, 26), torch.tensor([-1])))
+    positions[6, 0, :2] = torch.tensor([1, 0])
+    for native in compiled.values():
+        torch.testing.assert_close(
+            run(registry.cpu_kernels(native), step, data, positions).float(),
+            expected(step, data, positions),
+            atol=TOLERANCE[dtype],
+            rtol=TOLERANCE[dtype],
+        )
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -166,7 +255,6 @@ def test_modes_the_device_refuses_are_refused(
 def test_a_block_outside_the_cache_is_refused(
     compiled: dict[str, Any], make_step: Callable[..., Any], generator: torch.Generator
 ) -> None:
-    from services.worker.ops import registry
 
     step = make_step([1], [300])
     data = inputs(step, 4, torch.float32, generator)
