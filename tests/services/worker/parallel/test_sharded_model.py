@@ -88,11 +88,13 @@ def test_float_logits_differ_by_the_order_of_sums_alone(
 ) -> None:
     for ours, theirs in run("float", layout, **options):
         # Sums of 64 to 256 products, 2^-24 of each, in other orders in each of four layers; logits
-        # are about 3. Measured: 4e-6.
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-5)
+        # are about 3. Measured: 4e-6. Eight bits make a last bit before a rounding a step of 1/127
+        # of a lane after it.
+        bound = 1e-2 if "caches" in options else 3e-5
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
         # The same greedy tokens wherever two are not closer than that.
         best = theirs.topk(2).values
-        is_clear = best[:, 0] - best[:, 1] > 6e-5
+        is_clear = best[:, 0] - best[:, 1] > 2 * bound
         assert torch.equal(ours.argmax(1)[is_clear], theirs.argmax(1)[is_clear])
         assert bool(is_clear.float().mean() > 0.9)
 
