@@ -7,12 +7,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """Bounds the think block that the prompt opened; fields of glm.v1.ThinkingBudget.
+
+    After `max_tokens` generated tokens `end_token_id` is forced, unless one of `end_ids` came.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    other_end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id that ends the block."""
+        return (self.end_token_id, *self.other_end_token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSpec:
     """Sampling settings of a request; the fields are those of glm.v1.SamplingParams.
 
     `seed` keys counter-based random numbers and is always set (also for unseeded requests).
     `num_logprobs` None means no logprobs, 0 the sampled token only. `eos_token_ids` has the
-    primary id first. `logit_bias` pairs (token id, shift).
+    primary id first. `logit_bias` pairs (token id, shift). `allowed_token_ids` empty allows all;
+    `bad_words` are runs of ids that may not appear in the output.
     """
 
     temperature: float = 1.0
@@ -30,6 +48,9 @@ class SamplingSpec:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

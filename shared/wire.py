@@ -17,6 +17,7 @@ from shared.sampling import (
     ReplicaLoad,
     SamplingSpec,
     SequenceStats,
+    ThinkingBudget,
     TokenLogprobs,
 )
 
@@ -83,6 +84,9 @@ def sampling_to_proto(spec: SamplingSpec) -> common_pb2.SamplingParams:
         ignore_eos=spec.ignore_eos,
         logit_bias_token_ids=[token for token, _ in spec.logit_bias],
         logit_bias_values=[value for _, value in spec.logit_bias],
+        allowed_token_ids=spec.allowed_token_ids,
+        bad_words=[common_pb2.TokenRun(token_ids=ids) for ids in spec.bad_words],
+        thinking_budget=_budget_to_proto(spec.thinking_budget),
     )
 
 
@@ -105,6 +109,29 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingSpec:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(run.token_ids) for run in message.bad_words),
+        thinking_budget=_budget_from_proto(message.thinking_budget)
+        if message.HasField("thinking_budget")
+        else None,
+    )
+
+
+def _budget_to_proto(budget: ThinkingBudget | None) -> common_pb2.ThinkingBudget | None:
+    if budget is None:
+        return None
+    return common_pb2.ThinkingBudget(
+        max_tokens=budget.max_tokens,
+        end_token_id=budget.end_token_id,
+        other_end_token_ids=budget.other_end_token_ids,
+    )
+
+
+def _budget_from_proto(message: common_pb2.ThinkingBudget) -> ThinkingBudget:
+    return ThinkingBudget(
+        max_tokens=message.max_tokens,
+        end_token_id=message.end_token_id,
+        other_end_token_ids=tuple(message.other_end_token_ids),
     )
 
 

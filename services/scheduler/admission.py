@@ -18,6 +18,9 @@ MAX_SEQUENCES = 128
 MAX_LOGPROBS = 1024
 # Ids that may end one sequence, and tokens that a script may emit in one step: a worker's limits.
 MAX_END_IDS = 1024
+MAX_ALLOWED_IDS = 8192
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_IDS = 64
 MAX_TOKENS_PER_STEP = 1024
 
 
@@ -120,6 +123,20 @@ def _check_sampling(sampling: SamplingSpec, limits: Limits) -> None:
             raise _invalid(
                 "logit_bias_values", f"is {value} for token {token}, -100 to 100 allowed"
             )
+    _check_token_limits(sampling, limits)
+
+
+def _check_token_limits(sampling: SamplingSpec, limits: Limits) -> None:
+    for name, most in (("allowed_token_ids", MAX_ALLOWED_IDS), ("bad_words", MAX_BAD_WORDS)):
+        if len(getattr(sampling, name)) > most:
+            raise _invalid(name, f"has more than {most} entries")
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, limits)
+    for run in sampling.bad_words:
+        if not 1 <= len(run) <= MAX_BAD_WORD_IDS:
+            raise _invalid("bad_words", f"has a run without ids or with over {MAX_BAD_WORD_IDS}")
+        _check_ids("bad_words", run, limits)
+    if sampling.thinking_budget is not None:
+        _check_ids("thinking_budget", sampling.thinking_budget.end_ids, limits)
 
 
 def _check_ids(field: str, token_ids: Iterable[int], limits: Limits) -> None:

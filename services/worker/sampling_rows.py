@@ -93,6 +93,15 @@ def _check(spec: SamplingSpec, vocab_size: int) -> None:
             raise _refused("logit_bias", token, f"no token id below {vocab_size}")
         if not math.isfinite(shift):
             raise _refused("logit_bias", shift, "must be finite")
+    budget = spec.thinking_budget
+    limited = {
+        "allowed_token_ids": spec.allowed_token_ids,
+        "bad_words": [token for run in spec.bad_words for token in run],
+        "thinking_budget": budget.end_ids if budget is not None else (),
+    }
+    for name, tokens in limited.items():
+        if tokens and not 0 <= max(tokens) < vocab_size:
+            raise _refused(name, max(tokens), f"no token id below {vocab_size}")
 
 
 def _refused(field: str, value: float, rule: str) -> RequestError:

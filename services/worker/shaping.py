@@ -2,9 +2,10 @@
 
 In this order:
 
-1. ids that would end the sequence are impossible until `min_tokens` outputs exist;
-2. `logit_bias` is added;
-3. repetition penalty over prompt and output, then frequency and presence penalty over the output.
+1. what the request does not allow, bad words and a spent thinking budget (`token_limits`);
+2. ids that would end the sequence are impossible until `min_tokens` outputs exist;
+3. `logit_bias` is added;
+4. repetition penalty over prompt and output, then frequency and presence penalty over the output.
 
 Only the few logits concerned are touched, all rows of a step together.
 """
@@ -19,6 +20,7 @@ from torch import Tensor
 from services.worker.plan import Floats, Ids, Ints, NewSequence
 from services.worker.rows import ending_ids
 from services.worker.token_counts import Occurrences, TokenCounts
+from services.worker.token_limits import TokenLimits
 from shared.sampling import SamplingSpec
 
 _NO_IDS: Ids = np.empty(0, np.uint32)
@@ -33,6 +35,7 @@ class RowShape:
     bias_ids: Ints
     bias_values: Floats
     counts: TokenCounts | None
+    limits: TokenLimits | None = None
 
     @classmethod
     def of(cls, new: NewSequence, vocab_size: int) -> "RowShape | None":
@@ -42,7 +45,8 @@ class RowShape:
         # A mask over every id would leave nothing to sample: min_tokens yields.
         has_mask = spec.min_tokens > len(new.output_token_ids) and 0 < len(ends) < vocab_size
         has_penalties = _has_penalties(spec)
-        if not (has_mask or has_penalties or spec.logit_bias):
+        limits = TokenLimits.of(spec, new.output_token_ids, vocab_size)
+        if not (has_mask or has_penalties or spec.logit_bias or limits):
             return None
         prompt = new.prompt_token_ids if spec.repetition_penalty != 1 else _NO_IDS
         return cls(
@@ -51,12 +55,15 @@ class RowShape:
             bias_ids=np.array([token for token, _ in spec.logit_bias], np.int64),
             bias_values=np.array([value for _, value in spec.logit_bias], np.float32),
             counts=TokenCounts(prompt, new.output_token_ids) if has_penalties else None,
+            limits=limits,
         )
 
     def add(self, token: int) -> None:
         """Take note of an output token."""
         if self.counts is not None:
             self.counts.add(token)
+        if self.limits is not None:
+            self.limits.add(token)
 
 
 def shape_logits(
@@ -76,18 +83,40 @@ def shape_logits(
     """
     flat = logits.view(-1)
     width = logits.shape[1]
-    _mask_ends(flat, width, entries, outputs)
+    is_held = _limit(logits, entries, outputs, drafts)
+    _mask_ends(flat, width, entries, outputs, is_held)
     _add_bias(flat, width, entries)
     _penalise(flat, width, entries, drafts)
 
 
+def _limit(
+    logits: Tensor,
+    entries: Sequence[tuple[int, RowShape]],
+    outputs: Ints,
+    drafts: Sequence[Ints] | None,
+) -> set[int]:
+    """Apply the limits of tokens; rows of `logits` in which ends may not be masked any more."""
+    is_held: set[int] = set()
+    for place, (index, shape) in enumerate(entries):
+        if shape.limits is not None:
+            ahead = () if drafts is None else drafts[place].tolist()
+            masked = shape.end_ids if outputs[place] < shape.spec.min_tokens else shape.end_ids[:0]
+            if shape.limits.apply(logits[index], ahead, masked):
+                is_held.add(index)
+    return is_held
+
+
 def _mask_ends(
-    flat: Tensor, width: int, entries: Sequence[tuple[int, RowShape]], outputs: Ints
+    flat: Tensor,
+    width: int,
+    entries: Sequence[tuple[int, RowShape]],
+    outputs: Ints,
+    is_held: set[int],
 ) -> None:
     places = [
         shape.end_ids + index * width
         for (index, shape), count in zip(entries, outputs.tolist(), strict=True)
-        if len(shape.end_ids) and count < shape.spec.min_tokens
+        if len(shape.end_ids) and count < shape.spec.min_tokens and index not in is_held
     ]
     if places:
         flat.index_fill_(0, _on_device(np.concatenate(places), flat), float("-inf"))

@@ -14,6 +14,7 @@ from shared.sampling import (
     ReplicaLoad,
     SamplingSpec,
     SequenceStats,
+    ThinkingBudget,
     TokenLogprobs,
 )
 
@@ -54,6 +55,15 @@ def test_a_ragged_column_is_refused_by_its_name(unpack: Callable[[bytes, str], o
         stop_token_ids=st.lists(uint32s).map(tuple),
         ignore_eos=st.booleans(),
         logit_bias=st.lists(st.tuples(uint32s, floats)).map(tuple),
+        allowed_token_ids=st.lists(uint32s).map(tuple),
+        bad_words=st.lists(st.lists(uint32s).map(tuple)).map(tuple),
+        thinking_budget=st.none()
+        | st.builds(
+            ThinkingBudget,
+            max_tokens=uint32s,
+            end_token_id=uint32s,
+            other_end_token_ids=st.lists(uint32s).map(tuple),
+        ),
     )
 )
 def test_a_sampling_spec_survives_the_wire(spec: SamplingSpec) -> None:

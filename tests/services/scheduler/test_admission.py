@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.messages import SequenceSubmit
 from shared.errors import FailureReason, RequestError
-from shared.sampling import ReplayScript, SamplingSpec
+from shared.sampling import ReplayScript, SamplingSpec, ThinkingBudget
 from tests.services.scheduler.builders import entry, limits, submission
 
 SCRIPT = ReplayScript(token_ids=(1, 2))
@@ -147,3 +147,22 @@ def test_what_the_pool_can_never_hold_is_refused() -> None:
         check_fit(12, small)
     assert caught.value.reason is FailureReason.KV_CAPACITY_EXCEEDED
     assert "4 KV blocks, the worker has 3" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        (SamplingSpec(allowed_token_ids=(50_000,)), "allowed_token_ids"),
+        (SamplingSpec(allowed_token_ids=(1,) * 8193), "allowed_token_ids"),
+        (SamplingSpec(bad_words=((1, 50_000),)), "bad_words"),
+        (SamplingSpec(bad_words=((),)), "bad_words"),
+        (SamplingSpec(bad_words=((1,) * 65,)), "bad_words"),
+        (SamplingSpec(bad_words=((1,),) * 257), "bad_words"),
+        (
+            SamplingSpec(thinking_budget=ThinkingBudget(max_tokens=1, end_token_id=50_000)),
+            "thinking_budget",
+        ),
+    ],
+)
+def test_wrong_limits_of_tokens_are_named(sampling: SamplingSpec, field: str) -> None:
+    assert refusal(sampling=sampling).field == field

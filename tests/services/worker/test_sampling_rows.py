@@ -5,6 +5,7 @@ import pytest
 
 from services.worker.sampling_rows import SamplingRows
 from shared.errors import FailureReason, RequestError
+from shared.sampling import ThinkingBudget
 from tests.services.worker.plans import make_sequence
 
 
@@ -30,6 +31,12 @@ def rows() -> SamplingRows:
         ({"num_logprobs": 51}, "num_logprobs"),
         ({"logit_bias": ((50, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((4, math.nan),)}, "logit_bias"),
+        ({"allowed_token_ids": (50,)}, "allowed_token_ids"),
+        ({"bad_words": ((1, 50),)}, "bad_words"),
+        (
+            {"thinking_budget": ThinkingBudget(max_tokens=1, end_token_id=50)},
+            "thinking_budget",
+        ),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(

@@ -149,3 +149,31 @@ def test_drafts_taken_for_granted_count_like_outputs(num_drafts: int) -> None:
     shape_logits(found, [(0, row)], np.array([2 + num_drafts]), [np.array(drafts, np.int64)])
     expected = shape(logits, [0, 2], outputs + drafts, **sampling)
     torch.testing.assert_close(found[0], expected, rtol=0, atol=0)
+
+
+def test_min_tokens_yield_to_limits_that_leave_only_ends() -> None:
+    found = shape(
+        torch.zeros(VOCAB), [1], [], min_tokens=2, eos_token_ids=(3, 4), allowed_token_ids=(3,)
+    )
+    assert torch.isfinite(found).nonzero().flatten().tolist() == [3]
+
+
+def test_a_bias_and_penalties_do_not_bring_back_what_is_not_allowed() -> None:
+    found = shape(
+        torch.zeros(VOCAB),
+        [1],
+        [5],
+        allowed_token_ids=(3,),
+        logit_bias=((5, 100.0),),
+        repetition_penalty=0.5,
+        presence_penalty=-2.0,
+    )
+    assert torch.isfinite(found).nonzero().flatten().tolist() == [3]
+
+
+def test_drafts_count_as_output_for_the_limits() -> None:
+    row = RowShape.of(make_sequence(0, [1], bad_words=((2, 3, 4),), outputs=[2]), VOCAB)
+    assert row is not None
+    logits = torch.zeros(1, VOCAB)
+    shape_logits(logits, [(0, row)], np.array([2]), [np.array([3])])
+    assert torch.isinf(logits[0]).nonzero().flatten().tolist() == [4]
