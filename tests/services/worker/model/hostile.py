@@ -143,13 +143,21 @@ def installed(kernels: dict[str, Kernel]) -> Iterator[None]:
     """Put kernels over those that are registered for the CPU, for a while."""
     library = torch.library.Library("npu", "IMPL")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # overriding is what this is for
-            for name, kernel in kernels.items():
-                library.impl(name, kernel, "CPU", allow_override=True)
+        _put(library, kernels)
         yield
     finally:
+        # Under a dispatch mode torch calls what was registered last, even after its library is
+        # gone: the friendly kernels have to be that.
+        friendly = registry.cpu_kernels(native.load())
+        _put(library, {name: friendly[name] for name in kernels})
         library._destroy()
+
+
+def _put(library: torch.library.Library, kernels: dict[str, Kernel]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # overriding is what this is for
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CPU", allow_override=True)
 
 
 INPUT_SCALE = 0.03

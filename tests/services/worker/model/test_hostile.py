@@ -1,11 +1,13 @@
 """The model relies on nothing that a device leaves open: logits do not depend on it."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
@@ -119,3 +121,27 @@ def test_the_order_of_positions_moves_logits_by_rounding_alone(
             # A last bit before a rounding to eight bits is a step of 1/127 after it, which may move
             # a selection too: most logits stay, and none that read the order would.
             assert error.median() < 0.1
+
+
+class ByKey(TorchDispatchMode):
+    """Calls kernels as the recording of steps does."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace != "npu":
+            return func(*args, **(kwargs or {}))
+        with self:
+            return func._op_dk(torch._C.DispatchKey.CPU, *args, **(kwargs or {}))
+
+
+def test_hostile_kernels_leave_nothing_behind() -> None:
+    def are_all_numbers(*, is_recorded: bool) -> bool:
+        with torch.inference_mode(), ByKey() if is_recorded else nullcontext():
+            unused = torch.ops.npu.npu_rms_norm(torch.ones(2, 4), torch.ones(4), 1e-6)[1]
+        return bool(unused.isfinite().all())
+
+    for is_recorded in (True, False):
+        with installed(Hostile(is_shuffling=False).kernels()):
+            assert not are_all_numbers(is_recorded=is_recorded)
+        assert are_all_numbers(is_recorded=is_recorded)
