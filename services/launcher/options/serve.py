@@ -55,7 +55,7 @@ class ServeOptions(Options):
     safetensors_load_strategy: Literal["none", "lazy", "eager", "prefetch", "torchao"] | None = (
         Field(
             default=None,
-            description="How the worker reads files: mapped, whole, or read ahead; the worker's "
+            description="How the worker reads files: in order, whole, or read ahead; the worker's "
             "choice if not given.",
         )
     )

@@ -160,7 +160,10 @@ class ModelConfig:
             raise ConfigError(f"{file}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: must hold one JSON object")
-        return cls.from_dict(values)
+        try:
+            return cls.from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:

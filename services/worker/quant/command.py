@@ -34,6 +34,8 @@ another form, and GLM is none.)"""
 # Weights in any form, and what is written anew. Everything else of a checkpoint goes along.
 _LEFT_OUT: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx"})
 _WRITTEN: Final = frozenset({"config.json", DEFAULT_FILE})
+# Fewer say little of an outlier that comes once in a page.
+_FEW_TOKENS: Final = 1024
 _INDEX_END: Final = ".index.json"
 
 
@@ -48,7 +50,7 @@ def run(settings: QuantizeSettings, console: Console) -> None:
     source, target = settings.src, settings.dst
     check_target(target, is_overwrite=settings.overwrite)
     config_values = _read_config(source)
-    config = ModelConfig.from_dict(config_values)
+    config = _parse_config(source, config_values)
     num_threads = settings.num_threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(num_threads)
     torch.set_num_threads(1)  # rounding has threads of its own, one for each matrix
@@ -99,6 +101,13 @@ def _read_config(source: Path) -> dict[str, Any]:
     return values
 
 
+def _parse_config(source: Path, values: dict[str, Any]) -> ModelConfig:
+    try:
+        return ModelConfig.from_dict(values)
+    except ConfigError as error:
+        raise ConfigError(f"SRC {source}: {error}") from error
+
+
 def _read_prompts(
     settings: QuantizeSettings, config: ModelConfig, recipe: Recipe
 ) -> list[list[int]]:
@@ -122,6 +131,11 @@ def _read_prompts(
         max_length=min(MAX_STEP_TOKENS, config.max_position_embeddings),
     )
     num_tokens = sum(map(len, prompts))
+    if num_tokens < _FEW_TOKENS:
+        _log.warning(
+            "few calibration tokens: ranges of activations are guesses",
+            extra={"num_tokens": num_tokens, "wanted": _FEW_TOKENS},
+        )
     _log.info("calibration", extra={"num_prompts": len(prompts), "num_tokens": num_tokens})
     return prompts
 

@@ -104,8 +104,10 @@ def _content(value: Mapping[str, Any], where: str) -> Any:  # noqa: ANN401 - any
 
 def _render(chat: Mapping[str, Any], dialect: Dialect, where: str) -> list[int]:
     messages = chat["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"{where}: messages is {messages!r}, must be a list of messages")
     try:
-        is_answered = isinstance(messages, list) and messages[-1].get("role") == "assistant"
+        is_answered = messages[-1].get("role") == "assistant"
         prompt = dialect.render_chat(
             messages,
             chat.get("tools"),

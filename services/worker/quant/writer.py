@@ -6,6 +6,7 @@ the target's name. What is interrupted leaves nothing, or a hidden folder withou
 
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections import Counter
@@ -31,21 +32,17 @@ class CheckpointWriter:
     """Takes tensors one by one and keeps at most one file of them in memory."""
 
     def __init__(self, target: Path, *, max_shard_bytes: int, is_overwrite: bool = False) -> None:
-        """Check the target and make the folder beside it.
+        """Check the target.
 
         Raises:
-            ConfigError: The target exists and may not be replaced, or cannot be written.
+            ConfigError: The target exists and may not be replaced.
         """
         self._target = target
         self._is_overwrite = is_overwrite
         self._max_shard_bytes = max_shard_bytes
         check_target(target, is_overwrite=is_overwrite)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent)
-        except OSError as error:
-            raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
-        self.folder = Path(folder)
+        # Named before it is made, so that nothing can come between that is not taken away.
+        self.folder = target.parent / f".{target.name}.partial-{secrets.token_hex(4)}"
         self._shard: dict[str, Tensor] = {}
         self._shard_bytes = 0
         self._shards: list[list[str]] = []
@@ -54,6 +51,19 @@ class CheckpointWriter:
         """Bytes of tensors taken so far."""
 
     def __enter__(self) -> Self:
+        """Make the folder beside the target.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"{self._target}: cannot be written: {error.strerror}") from error
+        except BaseException:  # a signal: `with` has not begun, so nobody else takes it away
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         return self
 
     def __exit__(
@@ -88,7 +98,7 @@ class CheckpointWriter:
         self._write_json(INDEX_FILE, index)
         self._write_json("config.json", config)
         self._write_json(DESCRIPTION_FILE, self._describe(entries))
-        self.folder.chmod(0o755)  # mkdtemp's is for the owner alone
+        self.folder.chmod(0o755)  # for the owner alone until now
         self._replace_target()
 
     def _flush(self) -> None:

@@ -78,8 +78,10 @@ def contexts(old: Deployment) -> Iterator[Change]:
     size = topology.tensor_parallel_size
     if size > 1 and topology.decode_context_parallel_size == 1:
         changed = replace(topology, decode_context_parallel_size=size)
-        text = f"--decode-context-parallel-size {size}"
-        yield Change(text=text, deployment=replace(old, topology=changed))
+        yield Change(
+            text=f"--topology {changed} (planned, not served yet)",
+            deployment=replace(old, topology=changed),
+        )
 
 
 def layouts(old: Deployment) -> Iterator[Change]:

@@ -1,7 +1,7 @@
 """A plan as people read it: one table, the verdict, and what to change."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from services.worker.sizing.advice import Advice, Suggestion
 from services.worker.sizing.changes import num_nodes
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import GIB, MIB
-from services.worker.sizing.plan import Item, Plan, Verdict
+from services.worker.sizing.plan import Item, Plan, RankPlan, Verdict
 from services.worker.sizing.weights import WeightClass
 
 _STYLES: Final = {
@@ -22,6 +22,7 @@ _STYLES: Final = {
     Verdict.TOO_HEAVY: "bold red",
 }
 _ESTIMATE: Final = "~"
+_MAX_COLUMNS: Final = 6
 _Row = tuple[str, list[str], str]
 
 
@@ -29,14 +30,18 @@ def show(plan: Plan, advice: Advice, console: Console) -> None:
     """Print the table, the verdict and what to change."""
     console.print(f"[bold]{escape(_title(plan.deployment))}[/bold]")
     scale = _Scale.of(plan)
+    table_plan = replace(plan, ranks=_tightest(plan.ranks))
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("")
-    for rank in plan.ranks:
+    for rank in table_plan.ranks:
         table.add_column(f"{rank.name} (x{rank.count})", justify="right")
     table.add_column("", style="dim")
-    for name, cells, note in _rows(plan, scale):
+    for name, cells, note in _rows(table_plan, scale):
         table.add_row(escape(name), *cells, escape(note))
     console.print(table)
+    left_out = len(plan.ranks) - len(table_plan.ranks)
+    if left_out:
+        console.print(f"[dim]{left_out} more kinds of ranks, with more room than these[/dim]")
     console.print()
     console.print(f"[{_STYLES[plan.verdict]}]{escape(verdict_text(plan))}[/]")
     for warning in plan.warnings:
@@ -48,6 +53,12 @@ def show(plan: Plan, advice: Advice, console: Console) -> None:
             console.print(f"  {escape(changed)}: {escape(suggestion.effect)}")
     note = f"{scale.unit}; {_ESTIMATE} marks estimates, docs/sizing.md tells their sources"
     console.print(f"[dim]{note}[/dim]")
+
+
+def _tightest(ranks: tuple[RankPlan, ...]) -> tuple[RankPlan, ...]:
+    """Those with the least room, in their order, as many as a table can show."""
+    kept = sorted(ranks, key=lambda rank: rank.budget)[:_MAX_COLUMNS]
+    return tuple(rank for rank in ranks if rank in kept)
 
 
 def verdict_text(plan: Plan) -> str:
@@ -172,4 +183,5 @@ def _headed(plan: Plan, advice: Advice) -> Iterator[tuple[str, tuple[Suggestion,
     if advice.together:
         yield "these together make it fit:", (advice.together,)
     if advice.gains:
-        yield ("more room:" if plan.fits else "these help:"), advice.gains
+        heading = "more room:" if plan.fits else "these help, but none of them is enough:"
+        yield heading, advice.gains

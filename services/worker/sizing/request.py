@@ -11,6 +11,7 @@ from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.parallel.topology import Topology, read_partition
 from services.worker.quant.scheme import QuantDescription
+from services.worker.settings import MAX_SPECULATIVE_TOKENS as _MOST_DRAFTS
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HARDWARE
 from services.worker.sizing.recipe import describe
@@ -98,7 +99,10 @@ class _Extras:
 def _read_model(path: Path) -> tuple[ModelConfig, Path]:
     """The model's sizes, and the folder in which a description may lie."""
     if path.is_file():
-        return ModelConfig.from_dict(_load(path)), path.parent
+        try:
+            return ModelConfig.from_dict(_load(path)), path.parent
+        except ConfigError as error:
+            raise ConfigError(f"--model {path}: {error}") from error
     if not path.is_dir():
         raise ConfigError(f"--model {path}: no such directory or file")
     return ModelConfig.from_dir(path), path
@@ -194,8 +198,11 @@ def _drafts(settings: PlanSettings) -> int:
     if settings.speculative_config is None:
         return own or 0
     said = values.get("num_speculative_tokens")
-    if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-        raise ConfigError(f"{flag}: num_speculative_tokens={said!r}: must be a whole number")
+    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_DRAFTS:
+        raise ConfigError(
+            f"{flag}: num_speculative_tokens={said!r}: must be a whole number of at most "
+            f"{_MOST_DRAFTS}"
+        )
     if own is not None and own != said:
         raise ConfigError(f"--num-speculative-tokens {own} and {flag} with {said}: give one")
     return said

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from services.worker.settings import MAX_SPECULATIVE_TOKENS
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HardwareName
 from services.worker.sizing.recipe import SchemeName
 from shared.config import ProcessSettings
@@ -56,7 +57,10 @@ class PlanSettings(ProcessSettings):
         "given, else 1.",
     )
     num_speculative_tokens: int | None = Field(
-        default=None, ge=0, description="Drafts of a step; the MTP layer is loaded for them."
+        default=None,
+        ge=0,
+        le=MAX_SPECULATIVE_TOKENS,
+        description="Drafts of a step; the MTP layer is loaded for them.",
     )
     enable_sparse_sfa_c8: bool = Field(default=False, description="Latent cache in eight bits.")
     enable_sparse_li_c8: bool = Field(default=False, description="Indexer keys in eight bits.")

@@ -104,6 +104,14 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str | None) -> None:
         ModelConfig.from_dir(tmp_path)
 
 
+def test_a_bad_value_in_a_file_is_named_with_its_folder(
+    tmp_path: Path, tiny_values: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_values | {"rope_parameters": 5}))
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}: config\.json: rope_parameters=5"):
+        ModelConfig.from_dir(tmp_path)
+
+
 SIZES = (*_INTEGERS, "num_nextn_predict_layers", "n_group", "topk_group")
 
 

@@ -96,6 +96,17 @@ def test_the_layers_that_keep_their_keys_can_be_chosen(folder: Path, tmp_path: P
     assert [values[key.format(layer)] for layer in (0, 2)] == ["FLOAT", "INT8_DYNAMIC"]
 
 
+@pytest.mark.parametrize(("count", "is_warned"), [(1, True), (1024, False)])
+def test_a_handful_of_calibration_tokens_is_warned_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int, is_warned: bool
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps([1 + i % 7 for i in range(min(64, count))])] * -(-count // 64)
+    file.write_text("\n".join(lines))
+    quantize(folder, tmp_path / "out", "--scheme", "w8a8", "--calibration", str(file))
+    assert ("few calibration tokens" in caplog.text) == is_warned
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

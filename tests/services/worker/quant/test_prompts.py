@@ -98,7 +98,8 @@ def test_a_sorted_file_is_drawn_from_everywhere_and_always_alike(tmp_path: Path)
         ('{"messages": [], "tool": []}', "unknown key 'tool'"),
         ('[{"role": "nobody", "content": "x"}]', "line 1: "),
         ('["a", "b"]', "is no chat"),
-        ('{"messages": []}', "is no chat"),
+        ('{"messages": []}', r"messages is \[\], must be a list of messages"),
+        ('{"messages": 3}', "messages is 3, must be a list of messages"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, message: str) -> None:

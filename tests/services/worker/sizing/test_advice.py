@@ -76,7 +76,7 @@ def test_a_divided_cache_makes_room_for_a_million_tokens(make_deployment: MakeDe
     )
     plan = make_plan(deployment)
     assert plan.verdict is Verdict.TOO_SMALL
-    found = find(advise(plan).enough, "--decode-context-parallel-size 16")
+    found = find(advise(plan).enough, "--topology tp16,dcp16,ep (planned, not served yet)")
     assert found.plan.num_full_seqs >= 1
     assert f"{found.plan.num_full_seqs} sequences of 1,048,576" in found.effect
 

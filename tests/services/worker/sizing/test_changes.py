@@ -53,7 +53,8 @@ def test_caches_in_eight_bits_are_proposed_singly_and_together(
 
 
 def test_latents_are_divided_over_all_ranks_of_a_stage(make_deployment: MakeDeployment) -> None:
-    assert texts(changes.contexts(make_deployment("tp8"))) == ["--decode-context-parallel-size 8"]
+    found = texts(changes.contexts(make_deployment("tp8")))
+    assert found == ["--topology tp8,dcp8 (planned, not served yet)"]
     assert texts(changes.contexts(make_deployment("tp8,dcp8"))) == []
     assert texts(changes.contexts(make_deployment("tp1"))) == []
 

@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from services.worker.model.config import ModelConfig
-from services.worker.sizing.advice import advise
+from services.worker.sizing.advice import Advice, advise
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import MIB
 from services.worker.sizing.plan import make_plan
@@ -66,6 +66,24 @@ def test_stages_are_columns(make_deployment: MakeDeployment) -> None:
     assert line.split()[-2:] == ["48,792", "45,076"]
     assert "stage 0 (x16)  stage 1 (x16)" in text
     assert "note: stage 1 starts at layer 41" in text
+
+
+def test_many_stages_are_told_by_the_tightest(make_deployment: MakeDeployment) -> None:
+    text = printed(make_deployment("pp78,tp1", max_model_len=8192))
+    (line,) = [line for line in text.splitlines() if line.startswith("blocks")]
+    assert len(line.split()) == 1 + 6
+    shown = min(int(cell.replace(",", "")) for cell in line.split()[1:])
+    assert shown == make_plan(make_deployment("pp78,tp1", max_model_len=8192)).num_blocks
+    assert "more kinds of ranks, with more room than these" in text
+    assert max(map(len, text.splitlines())) <= 200
+
+
+def test_help_that_is_not_enough_says_so(make_deployment: MakeDeployment) -> None:
+    small = make_plan(make_deployment("dp2,tp8,ep", "w4a8c8", max_model_len=1_048_576))
+    gains = advise(make_plan(make_deployment("dp2,tp8,ep", "w4a8c8", max_model_len=8192))).gains
+    stream = io.StringIO()
+    show(small, Advice(gains=gains), Console(file=stream, width=200))
+    assert "these help, but none of them is enough:\n" in stream.getvalue()
 
 
 def test_a_small_model_is_shown_in_mib(make_deployment: MakeDeployment, nano: ModelConfig) -> None:

@@ -70,6 +70,8 @@ def test_json_of_vllm_is_read() -> None:
         (["--speculative-config", "{"], "--speculative-config '{'"),
         (["--speculative-config", "[]"], "must be one JSON object"),
         (["--speculative-config", "{}"], "num_speculative_tokens=None"),
+        (["--speculative-config", '{"num_speculative_tokens":16}'], "16: must be .* at most 15"),
+        (["--num-speculative-tokens", "16"], "less than or equal to 15"),
         (["--additional-config", '{"enable_dsa_cp": 1}'], "enable_dsa_cp=1: must be true or false"),
         (["--compilation-config", '{"cudagraph_capture_sizes": [0]}'], r"=\[0\]: must be a list"),
         (
