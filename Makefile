@@ -16,7 +16,7 @@ ARGS ?=
 PROTOS := $(wildcard protos/glm/v1/*.proto)
 KERNELS := $(wildcard services/worker/ops/csrc/*.[ch]) services/worker/ops/build.py
 
-.PHONY: help setup setup-dev protos kernels lint format test test-e2e test-npu-contract run bench eval check clean
+.PHONY: help setup setup-dev protos kernels lint format test test-e2e soak test-npu-contract run bench eval check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -72,7 +72,10 @@ test: setup-dev ## All tests, the whole mesh included
 	$(BIN)/pytest -q $(ARGS)
 
 test-e2e: setup-dev ## Only the tests that start the whole mesh
-	$(BIN)/pytest -q -m e2e $(ARGS)
+	$(BIN)/pytest -q -m "e2e and not soak" $(ARGS)
+
+soak: setup-dev ## Long runs through the whole mesh: every layout, lost ranks, ten thousand cancels
+	$(BIN)/pytest -v -m soak --timeout 3600 $(ARGS)
 
 test-npu-contract: ## Operators and decoder steps against the real torch_npu wheel (no NPU needed)
 	@$(PYTHON) -m tools.npu_contract $(ARGS)
