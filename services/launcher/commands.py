@@ -182,6 +182,7 @@ def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory, layout: Layout
     return [
         *(["--enable-expert-parallel"] if layout.is_joint else []),
         *(word for address in leaders for word in ("--worker-address", address)),
+        *("--num-ranks", layout.world_size),
         *("--drain-timeout-s", EDGE_DRAIN_S),
         *_given("--max-model-len", settings.max_model_len),
         *_given("--max-num-seqs", settings.max_num_seqs),

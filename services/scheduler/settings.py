@@ -1,6 +1,6 @@
 """Settings of a scheduler process; flag names are vLLM's where vLLM has the flag."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -8,6 +8,12 @@ from services.scheduler.epochs import EngineConfig
 from services.scheduler.limits import CoreConfig
 from services.scheduler.outbox import OutboxLimits
 from shared.config import Address, ServiceSettings
+
+# Clients hear of a lost worker within two seconds.
+ALONE_GRACE_S: Final = 1.2
+# A rank that is lost costs all ranks their processes, so the weights are read anew whatever went
+# wrong: a hiccup of one must not cost every running request.
+GROUP_GRACE_S: Final = 120.0
 
 
 def _as_list(value: object) -> object:
@@ -52,8 +58,14 @@ class SchedulerSettings(ServiceSettings):
     step_timeout_s: float = Field(
         default=60.0, gt=0, description="A step without result for so long ends the epoch."
     )
-    worker_grace_s: float = Field(
-        default=1.2, ge=0, description="Sequences wait so long for a lost worker, then fail."
+    num_ranks: int = Field(
+        default=1, ge=1, description="Worker processes that end and start again together."
+    )
+    worker_grace_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="Sequences wait so long for a lost worker, then fail; default: "
+        f"{ALONE_GRACE_S:g}, or {GROUP_GRACE_S:g} where it has several ranks.",
     )
     reader_stall_timeout_s: float = Field(
         default=2.0, gt=0, description="A client that takes nothing for so long is cut off."
@@ -93,8 +105,14 @@ class SchedulerSettings(ServiceSettings):
         return EngineConfig(
             max_plans_in_flight=self.max_plans_in_flight,
             step_timeout_s=self.step_timeout_s,
-            worker_grace_s=self.worker_grace_s,
+            worker_grace_s=self._grace_s,
         )
+
+    @property
+    def _grace_s(self) -> float:
+        if self.worker_grace_s is not None:
+            return self.worker_grace_s
+        return ALONE_GRACE_S if self.num_ranks == 1 else GROUP_GRACE_S
 
     @property
     def outbox_limits(self) -> OutboxLimits:

@@ -156,6 +156,22 @@ def test_the_scheduler_is_told_the_leader_of_each_replica(tmp_path: Path) -> Non
     assert value_of(found["worker.3"], "--rendezvous") == "file:///r/world-1.meet"
 
 
+@pytest.mark.parametrize(
+    ("layout", "num_ranks"),
+    [
+        (Layout(), "1"),
+        (Layout(data_parallel_size=2), "1"),
+        (Layout(data_parallel_size=2, tensor_parallel_size=2), "2"),
+        (Layout(data_parallel_size=2, enable_expert_parallel=True), "2"),
+    ],
+)
+def test_the_scheduler_is_told_how_many_ranks_start_again_together(
+    tmp_path: Path, layout: Layout, num_ranks: str
+) -> None:
+    found = commands(UpSettings(model=tmp_path), Path("/r"), layout=layout)
+    assert value_of(found["scheduler"], "--num-ranks") == num_ranks
+
+
 def test_worlds_on_one_machine_get_devices_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

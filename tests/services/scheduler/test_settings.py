@@ -45,6 +45,14 @@ def test_every_default_is_accepted_by_the_parts() -> None:
     assert settings.engine_config.worker_grace_s < 2.0, "clients hear of a lost worker within 2 s"
 
 
+def test_a_group_of_ranks_gets_the_time_to_start_again_unless_another_is_given() -> None:
+    group = parse(SchedulerSettings, [*NEEDED, "--num-ranks", "2"])
+    assert group.engine_config.worker_grace_s >= 60, "to read the weights anew"
+    for ranks in ("1", "2"):
+        flags = ["--num-ranks", ranks, "--worker-grace-s", "0.5"]
+        assert parse(SchedulerSettings, [*NEEDED, *flags]).engine_config.worker_grace_s == 0.5
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -52,6 +60,8 @@ def test_every_default_is_accepted_by_the_parts() -> None:
         "--max-num-seqs 0",
         "--scheduling-policy priority",
         "--step-timeout-s 0",
+        "--num-ranks 0",
+        "--worker-grace-s -1",
         "--max-model-len 1",
     ],
 )
