@@ -4,6 +4,7 @@ Chunks are put together from ready-made fragments; nothing is validated or copie
 for each token.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -43,6 +44,12 @@ def head(spec: OutputSpec, object_name: str) -> bytes:
         "model": spec.model,
     }
     return encode(fields)[:-1]
+
+
+def prompt_ids(choice: Choice) -> bytes:
+    """The ids of a choice's prompt as JSON, the first time that they are asked for."""
+    packed, choice.prompt_token_ids = choice.prompt_token_ids, b""
+    return encode(array("I", packed).tolist()) if packed else b"null"
 
 
 class StreamPresenter:
@@ -93,7 +100,11 @@ class StreamPresenter:
         for choice in choices:
             opening = self._chunks.opening(choice)
             if opening is not None:
-                frames.append(self._frame(opening, b"", self._count().before_output()))
+                # A chat has one prompt; it stands in the first chunk of each choice.
+                tail = b""
+                if choice.prompt_token_ids:
+                    tail = b',"prompt_token_ids":' + prompt_ids(choice)
+                frames.append(self._frame(opening, tail, self._count().before_output()))
 
     def _close(self, frames: list[bytes]) -> None:
         if self._spec.include_usage:
@@ -135,4 +146,7 @@ class BodyPresenter:
         self._is_done = True
         entries = b",".join(self._entry(choice) for choice in choices)
         usage = b'],"usage":' + self._count().to_json()
-        return self._head + entries + usage + self._fingerprint + b"}"
+        tail = b""
+        if choices[0].prompt_token_ids:  # what no entry has shown: the prompt of a chat
+            tail = b',"prompt_token_ids":' + prompt_ids(choices[0])
+        return self._head + entries + usage + tail + self._fingerprint + b"}"

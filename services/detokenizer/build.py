@@ -77,7 +77,11 @@ def build_response(submit: TextSubmit, context: BuildContext, now: float) -> Res
 
 def build_presenter(response: Response, spec: OutputSpec, context: BuildContext) -> Presenter:
     """What turns the choices into OpenAI objects."""
-    logprobs = LogprobWriter(context.vocabulary, num_top=spec.num_top_logprobs)
+    logprobs = LogprobWriter(
+        context.vocabulary,
+        num_top=spec.num_top_logprobs,
+        shows_ids=spec.return_tokens_as_token_ids,
+    )
     count = _counter(spec, response.choices)
     is_chat = spec.object_kind is ObjectKind.CHAT_COMPLETION
     if spec.is_stream:
@@ -158,7 +162,13 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
         )
 
     choices = tuple(
-        Choice(sequence.index, sequence.num_prompt_tokens, make_text(), rules)
+        Choice(
+            sequence.index,
+            sequence.num_prompt_tokens,
+            make_text(),
+            rules,
+            prompt_token_ids=sequence.prompt_token_ids if spec.return_token_ids else b"",
+        )
         for sequence in submit.sequences
     )
     for choice, sequence in zip(choices, submit.sequences, strict=True):

@@ -26,10 +26,11 @@ class ChatChunks:
         self._logprobs = logprobs
 
     def opening(self, choice: Choice) -> bytes:
-        """The role comes first."""
+        """The role comes first, and the text that the answer goes on with."""
         return (
-            b'{"index":%d,"delta":{"role":"assistant","content":""}'
-            b',"logprobs":null,"finish_reason":null}' % choice.index
+            b'{"index":%d,"delta":{"role":"assistant","content":%b}'
+            b',"logprobs":null,"finish_reason":null}'
+            % (choice.index, encode(echo_of(self._spec, choice)))
         )
 
     def entry(self, choice: Choice) -> bytes | None:
@@ -68,7 +69,7 @@ def chat_entry(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) -> byt
     reasoning = "".join(delta.reasoning) or None if spec.include_reasoning else None
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "".join(delta.content) or None,
+        "content": echo_of(spec, choice) + "".join(delta.content) or None,
         "refusal": None,
         "reasoning": reasoning,
         "reasoning_content": reasoning,
@@ -87,6 +88,11 @@ def chat_entry(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) -> byt
     if spec.return_token_ids:
         entry["token_ids"] = choice.token_ids
     return encode(entry)
+
+
+def echo_of(spec: OutputSpec, choice: Choice) -> str:
+    """What of the prompt is put before a choice's text."""
+    return spec.echo_texts[choice.index] if choice.index < len(spec.echo_texts) else ""
 
 
 def _delta_json(delta: Delta, spec: OutputSpec) -> bytes:

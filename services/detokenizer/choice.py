@@ -111,6 +111,8 @@ class Choice:
     is_stopped: bool = False
     # Tokens that came from the scheduler, also those behind a stop string.
     num_received: int = 0
+    # Packed ids of the prompt, where they are shown.
+    prompt_token_ids: bytes = b""
     _waiting: int = -1
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from services.detokenizer.assemble import encode
+import msgspec
+
+from services.detokenizer.assemble import encode, prompt_ids
 from services.detokenizer.choice import Choice
 from services.detokenizer.logprobs import LogprobWriter
 from services.detokenizer.messages import OutputSpec
@@ -39,8 +41,8 @@ class CompletionChunks:
             reason, stop_reason = encode(choice.end.finish_reason), encode(choice.end.stop_reason)
         return (
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b'
-            b',"prompt_token_ids":null,"token_ids":%b}'
-            % (choice.index, encode(text), logprobs, reason, stop_reason, ids)
+            b',"prompt_token_ids":%b,"token_ids":%b}'
+            % (choice.index, encode(text), logprobs, reason, stop_reason, prompt_ids(choice), ids)
         )
 
 
@@ -60,6 +62,7 @@ def completion_entry(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) 
         "stop_reason": end.stop_reason,
     }
     if spec.return_token_ids:
+        entry["prompt_token_ids"] = msgspec.Raw(prompt_ids(choice))
         entry["token_ids"] = choice.token_ids
     return encode(entry)
 

@@ -22,10 +22,11 @@ def finite(value: float) -> float:
 class LogprobWriter:
     """Turns entries into the objects of a response."""
 
-    def __init__(self, vocabulary: Vocabulary, *, num_top: int) -> None:
-        """Show at most `num_top` alternatives per token."""
+    def __init__(self, vocabulary: Vocabulary, *, num_top: int, shows_ids: bool = False) -> None:
+        """Show at most `num_top` alternatives per token; `shows_ids` in place of their text."""
         self._bytes = vocabulary.token_bytes
         self._num_top = num_top
+        self._shows_ids = shows_ids
 
     def chat(self, entries: Sequence[LogprobEntry]) -> dict[str, Any]:
         """The logprobs object of a chat choice."""
@@ -71,6 +72,8 @@ class LogprobWriter:
         return list(pairs)[: self._num_top]
 
     def _text(self, token_id: int, context: bytes) -> str:
+        if self._shows_ids:
+            return f"token_id:{token_id}"
         return (context + self._raw(token_id)).decode("utf-8", "replace")
 
     def _raw(self, token_id: int) -> bytes:

@@ -17,6 +17,9 @@ class ObjectKind(enum.IntEnum):
 
     CHAT_COMPLETION = 1
     TEXT_COMPLETION = 2
+    RESPONSE = 3
+    MESSAGE = 4
+    TOKENS = 5
 
 
 class ToolChoice(enum.IntEnum):
@@ -63,6 +66,11 @@ class OutputSpec:
     echo_texts: tuple[str, ...] = ()
     # How many consecutive choices share a prompt; 0: all of a chat, one of a completion.
     num_choices_per_prompt: int = 0
+    # What the client sent and gets back as it was: members of a JSON object, without its braces.
+    echo_members: bytes = b""
+    keep_object: bool = False
+    return_tokens_as_token_ids: bool = False
+    include_text: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +137,7 @@ class TextFinished:
 
     stats: SequenceStats
     reason: FinishReason
+    object_json: bytes = b""
 
 
 TextEnd = TextFinished | RequestError

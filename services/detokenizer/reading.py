@@ -3,6 +3,8 @@
 import json
 from array import array
 
+import msgspec
+
 from shared.errors import FailureReason, RequestError
 
 
@@ -16,6 +18,21 @@ def parse_schema(data: bytes, field: str) -> object:
         raise RequestError(
             FailureReason.INVALID_ARGUMENT, f"{field} is no JSON", field=field
         ) from None
+
+
+def parse_members(data: bytes, field: str) -> bytes:
+    """The members of a JSON object, without its braces; `RequestError` for anything else."""
+    if not data:
+        return b""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RequestError(
+            FailureReason.INVALID_ARGUMENT, f"{field} is no JSON object", field=field
+        )
+    return msgspec.json.encode(value)[1:-1]
 
 
 def check_token_ids(data: bytes, field: str, num_ids: int) -> None:

@@ -29,7 +29,7 @@ from services.detokenizer.messages import (
     ToolSpec,
 )
 from services.detokenizer.ports import Upstream
-from services.detokenizer.reading import check_token_ids, parse_schema
+from services.detokenizer.reading import check_token_ids, parse_members, parse_schema
 from services.detokenizer.session import Incoming, Outgoing, Session, StreamSubmit
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
@@ -362,6 +362,10 @@ def _output_from_proto(message: detokenizer_pb2.OutputSpec) -> OutputSpec:
         return_token_ids=message.return_token_ids,
         echo_texts=tuple(message.echo_texts),
         num_choices_per_prompt=message.num_choices_per_prompt,
+        echo_members=parse_members(message.echo_json, "output.echo_json"),
+        keep_object=message.keep_object,
+        return_tokens_as_token_ids=message.return_tokens_as_token_ids,
+        include_text=message.include_text,
     )
 
 

@@ -1,5 +1,7 @@
 """A chat body to a `Submission`: check, render, resolve. Reads top to bottom in that order."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Final
 
 from services.frontend.bodies import Body
@@ -15,14 +17,15 @@ from services.frontend.errors import invalid
 from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, submission_of, unix_now
-from services.frontend.render import Conversation
+from services.frontend.render import NO_LIMIT, Conversation
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan, ToolChoice
+from services.frontend.token_limits import truncated, with_thinking_budget
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
-from shared.glm.render import RenderedPrompt
+from shared.glm.render import RenderedPrompt, ends_in_reasoning
 from shared.sampling import SamplingSpec
 
 ID_PREFIX: Final = "chatcmpl"
@@ -32,24 +35,43 @@ async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(ChatRequest, body.value)
     unknown = sort_extra(request, CHAT_NOT_SERVED)
-    unknown += check_common(gateway, request, num_prompts=1)
+    plan = await plan_conversation(gateway, request, body, visit)
+    return Plan(submission=plan.submission, unknown_fields=unknown + plan.unknown_fields)
+
+
+async def plan_conversation(
+    gateway: Gateway,
+    request: ChatRequest,
+    body: Body,
+    visit: Visit,
+    *,
+    id_prefix: str = ID_PREFIX,
+    adapt: Callable[[OutputPlan], OutputPlan] = lambda output: output,
+) -> Plan:
+    """A parsed chat to its submission: the one way for every protocol that is a conversation.
+
+    Args:
+        gateway: Shared parts.
+        request: The parsed chat.
+        body: The same unparsed, in the form of a chat body.
+        visit: Of the HTTP request.
+        id_prefix: Start of the answer's id.
+        adapt: Makes the output of another protocol from that of a chat.
+    """
+    unknown = check_common(gateway, request, num_prompts=1)
     tool_choice = _check_chat(gateway, request)
     conversation, more_unknown = conversation_of(gateway, request, body)
-    prompt = await gateway.renderer.render_chat(
-        conversation,
-        num_bytes=body.num_bytes,
-        limit=gateway.max_model_len,
-        traceparent=visit.traceparent,
-    )
+    prompt = await _render(gateway, request, conversation, body, visit)
     sampling = _sampling(gateway, request, len(prompt.token_ids))
+    sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
     submission = await submission_of(
         gateway,
         request,
         visit,
-        id_prefix=ID_PREFIX,
+        id_prefix=id_prefix,
         prompts=[prompt.token_ids],
         sampling=sampling,
-        make_output=lambda: _output(gateway, request, prompt, tool_choice, visit),
+        make_output=lambda: adapt(_output(gateway, request, prompt, tool_choice, visit)),
     )
     return Plan(submission=submission, unknown_fields=unknown + more_unknown)
 
@@ -79,6 +101,34 @@ def conversation_of(
     return conversation, unknown + unknown_arguments
 
 
+async def _render(
+    gateway: Gateway, request: ChatRequest, conversation: Conversation, body: Body, visit: Visit
+) -> RenderedPrompt:
+    is_cut = request.truncate_prompt_tokens is not None
+    prompt = await gateway.renderer.render_chat(
+        conversation,
+        num_bytes=body.num_bytes,
+        limit=NO_LIMIT if is_cut else gateway.max_model_len,
+        traceparent=visit.traceparent,
+    )
+    ids = truncated(
+        request, prompt.token_ids, limit=gateway.max_model_len, max_tokens=_asked_tokens(request)
+    )
+    if len(ids) == len(prompt.token_ids):
+        return prompt
+    return dataclasses.replace(
+        prompt,
+        token_ids=list(ids),
+        starts_in_reasoning=ends_in_reasoning(ids, gateway.dialect.control),
+    )
+
+
+def _asked_tokens(request: ChatRequest) -> int | None:
+    # The newer name wins when both are given.
+    is_new_name = request.max_completion_tokens is not None
+    return request.max_completion_tokens if is_new_name else request.max_tokens
+
+
 def _check_chat(gateway: Gateway, request: ChatRequest) -> ToolChoice:
     check_response_format(request.response_format)
     if request.top_logprobs is not None and not request.logprobs:
@@ -87,10 +137,8 @@ def _check_chat(gateway: Gateway, request: ChatRequest) -> ToolChoice:
 
 
 def _sampling(gateway: Gateway, request: ChatRequest, num_prompt: int) -> SamplingSpec:
-    # The newer name wins when both are given.
-    is_new_name = request.max_completion_tokens is not None
     max_tokens = resolve_max_tokens(
-        request.max_completion_tokens if is_new_name else request.max_tokens,
+        _asked_tokens(request),
         num_prompt=num_prompt,
         limit=gateway.max_model_len,
         default=None,
@@ -134,4 +182,16 @@ def _output(
         include_logprobs=bool(request.logprobs),
         num_top_logprobs=request.top_logprobs or 0,
         return_token_ids=bool(request.return_token_ids),
+        return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
+        echo_texts=_echo_texts(request),
     )
+
+
+def _echo_texts(request: ChatRequest) -> tuple[str, ...]:
+    """The assistant's text that the answer goes on with, one per choice, when asked for."""
+    last = request.messages[-1]
+    if not request.echo or last.role != "assistant" or last.content is None:
+        return ()
+    parts = last.content
+    text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    return (text,) * (request.n or 1)

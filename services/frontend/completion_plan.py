@@ -8,10 +8,12 @@ from services.frontend.errors import context_exceeded, invalid
 from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, submission_of, unix_now
+from services.frontend.render import NO_LIMIT
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.token_limits import truncated
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.sampling import SamplingSpec
@@ -32,9 +34,10 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
             "echo",
             "unsupported_value",
         )
-    prompts = await _encode(gateway, given, visit)
+    prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
-    echoes = await _echoes(gateway, request, given)
+    is_cut = request.truncate_prompt_tokens is not None
+    echoes = await _echoes(gateway, request, prompts if is_cut else given)
     submission = await submission_of(
         gateway,
         request,
@@ -59,21 +62,24 @@ def prompts_of(request: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 async def _encode(
-    gateway: Gateway, given: Sequence[str | list[int]], visit: Visit
-) -> list[list[int]]:
-    prompts = []
+    gateway: Gateway, request: CompletionRequest, given: Sequence[str | list[int]], visit: Visit
+) -> list[Sequence[int]]:
+    is_cut = request.truncate_prompt_tokens is not None
+    limit = NO_LIMIT if is_cut else gateway.max_model_len
+    max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
+    prompts: list[Sequence[int]] = []
     for i, prompt in enumerate(given):
         param = "prompt" if len(given) == 1 else f"prompt[{i}]"
         if isinstance(prompt, str):
             ids = await gateway.renderer.encode(
                 prompt,
                 allow_control=True,
-                limit=gateway.max_model_len,
+                limit=limit,
                 param=param,
                 traceparent=visit.traceparent,
             )
         else:
-            if len(prompt) >= gateway.max_model_len:
+            if len(prompt) >= limit:
                 raise context_exceeded(gateway.max_model_len, len(prompt), None, param)
             gateway.renderer.check_ids(prompt, param)
             ids = prompt
@@ -81,7 +87,7 @@ async def _encode(
             raise invalid(
                 f"Invalid '{param}': a prompt has at least one token.", param, "empty_string"
             )
-        prompts.append(ids)
+        prompts.append(truncated(request, ids, limit=gateway.max_model_len, max_tokens=max_tokens))
     return prompts
 
 
@@ -107,7 +113,7 @@ def _sampling(
 
 
 async def _echoes(
-    gateway: Gateway, request: CompletionRequest, given: Sequence[str | list[int]]
+    gateway: Gateway, request: CompletionRequest, given: Sequence[str | Sequence[int]]
 ) -> tuple[str, ...]:
     """The text of each choice's prompt, when asked for."""
     if not request.echo:
@@ -137,6 +143,7 @@ def _output(
         include_logprobs=request.logprobs is not None,
         num_top_logprobs=request.logprobs or 0,
         return_token_ids=bool(request.return_token_ids),
+        return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         echo_texts=echoes,
         num_choices_per_prompt=request.n or 1,
     )

@@ -217,6 +217,7 @@ def _submit_to_proto(submission: Submission) -> detokenizer_pb2.TextSubmit:
         timeout_ms=submission.timeout_ms,
         cache_salt=submission.cache_salt,
         tenant_id=submission.tenant_id,
+        priority=submission.priority,
     )
     packed: dict[int, bytes] = {}
     for sequence in submission.sequences:
@@ -257,6 +258,7 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
         include_logprobs=output.include_logprobs,
         num_top_logprobs=output.num_top_logprobs,
         return_token_ids=output.return_token_ids,
+        return_tokens_as_token_ids=output.return_tokens_as_token_ids,
         echo_texts=output.echo_texts,
         num_choices_per_prompt=output.num_choices_per_prompt,
     )

@@ -11,10 +11,13 @@ from services.frontend.gateway import Gateway
 from services.frontend.sampling import choice_seed
 from services.frontend.schemas.fields import GenerationFields, Replay
 from services.frontend.submission import OutputPlan, SequencePlan, Submission
+from services.frontend.token_limits import with_token_limits
 from services.frontend.visit import Visit
 from shared.sampling import ReplayScript, SamplingSpec
 
 MAX_SEQUENCES: Final = 128
+# Fields that name a request for its sender; they stand in its trace.
+_LABELS: Final = ("user", "safety_identifier", "prompt_cache_key", "session_id", "metadata")
 
 
 def check_common(gateway: Gateway, request: GenerationFields, num_prompts: int) -> list[str]:
@@ -84,6 +87,7 @@ async def submission_of(
         make_output: Called once the visit has its id.
     """
     script = await replay_script(gateway, request.replay, visit.traceparent)
+    sampling = with_token_limits(gateway, request, sampling)
     return Submission(
         request_id=new_response_id(id_prefix, request, visit, sampling.seed),
         sequences=sequences_of(prompts, request.n or 1, sampling.seed, script),
@@ -93,6 +97,7 @@ async def submission_of(
         timeout_ms=int(gateway.settings.request_timeout_s * 1000),
         cache_salt=request.cache_salt or "",
         tenant_id=visit.tenant_id,
+        priority=request.priority or 0,
     )
 
 
@@ -125,6 +130,9 @@ def new_response_id(prefix: str, request: GenerationFields, visit: Visit, seed: 
     if visit.span is not None:
         visit.span.set("gen_ai.response.id", visit.response_id)
         visit.span.set("gen_ai.request.seed", str(seed))
+        for name in _LABELS:
+            if label := getattr(request, name):
+                visit.span.set(f"glm.{name}", str(label))
     return visit.response_id
 
 

@@ -21,6 +21,8 @@ from shared.tracing import start_span
 T = TypeVar("T")
 
 INLINE_BYTES: Final = 8192
+# Where a text may be longer than the context; the body's own limit bounds it.
+NO_LIMIT: Final = 1 << 62
 _CLIENT_ROLES: Final = frozenset({"system", "developer", "user", "tool"})
 
 

@@ -55,6 +55,7 @@ class OutputPlan:
     include_logprobs: bool = False
     num_top_logprobs: int = 0
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     echo_texts: tuple[str, ...] = ()
     # Consecutive choices that share a prompt, which usage counts once; 0: all of a chat.
     num_choices_per_prompt: int = 0
@@ -82,3 +83,5 @@ class Submission:
     timeout_ms: int = 0
     cache_salt: str = ""
     tenant_id: str = ""
+    # Smaller is earlier.
+    priority: int = 0

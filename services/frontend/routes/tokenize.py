@@ -8,15 +8,13 @@ from services.frontend.conversation import tool_choice_of
 from services.frontend.documentation import body_docs, error_docs
 from services.frontend.errors import invalid
 from services.frontend.gateway import Gateway
+from services.frontend.render import NO_LIMIT
 from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.frontend.serving import admit
 from services.frontend.validation import parse
 from services.frontend.visit import visit_of
-
-# A text may be longer than the context here; the body's own limit bounds it.
-_NO_LIMIT = 1 << 62
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -73,14 +71,14 @@ async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> list[int
         raise invalid("Give exactly one of 'prompt' and 'messages'.", "prompt")
     if asked.prompt is not None:
         return await gateway.renderer.encode(
-            asked.prompt, allow_control=True, limit=_NO_LIMIT, param="prompt"
+            asked.prompt, allow_control=True, limit=NO_LIMIT, param="prompt"
         )
     # The very rules of the chat endpoint, so that the count is what a request would cost.
     chat = parse(ChatRequest, {name: body.value[name] for name in _CHAT_FIELDS & body.value.keys()})
     tool_choice_of(chat, has_parser=True)
     conversation, _ = conversation_of(gateway, chat, body)
     prompt = await gateway.renderer.render_chat(
-        conversation, num_bytes=body.num_bytes, limit=_NO_LIMIT
+        conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
     )
     return prompt.token_ids
 

@@ -123,6 +123,12 @@ class ChatRequest(GenerationFields):
     )
     thinking: Thinking | None = None
     include_reasoning: bool | None = Field(None, description="false hides the thinking.")
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, description="Most tokens of thinking, then it is ended; -1 is no bound."
+    )
+    echo: bool | None = Field(
+        None, description="Begin the answer with the assistant message that is continued."
+    )
     add_generation_prompt: bool | None = Field(None, description="Open the assistant's turn; true.")
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message; needs `add_generation_prompt: false`."

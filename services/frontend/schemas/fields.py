@@ -4,7 +4,7 @@ No coercion: "0.5" is no number and 1 is no boolean. `null` always means absent.
 model here names stay in `model_extra`; `services.frontend.fields` decides what becomes of them.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,14 @@ MAX_STOP_BYTES: Final = 256  # OutputSpec.stop of glm.v1
 MAX_CHOICES: Final = 128
 MAX_LOGPROBS: Final = 20
 MAX_ID_LIST: Final = 1024
+MAX_ALLOWED_IDS: Final = 8192  # SamplingParams.allowed_token_ids of glm.v1
+MAX_BAD_WORDS: Final = 64
+MAX_LABELS: Final = 16
 _INT64: Final = 2**63
+_INT32: Final = 2**31
+
+# Noted in the trace of the request, otherwise without effect.
+Label = Annotated[str, Field(max_length=512)]
 
 
 class StrictModel(BaseModel):
@@ -107,12 +114,35 @@ class GenerationFields(StrictModel):
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_ID_LIST)
     include_stop_str_in_output: bool | None = Field(None)
     ignore_eos: bool | None = Field(None, description="Let end tokens pass as ordinary ones.")
+    allowed_token_ids: list[int] | None = Field(
+        None, max_length=MAX_ALLOWED_IDS, description="Only these ids may be generated."
+    )
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS, description="Texts that may not be generated."
+    )
     min_tokens: int | None = Field(None, ge=0, description="No stop before this many tokens.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate.")
     skip_special_tokens: bool | None = Field(
         None, description="Leave special tokens out where no output parser runs; true."
     )
-    return_token_ids: bool | None = Field(None, description="Ids beside the text.")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="This tokenizer puts none: both values mean the same."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Ids of prompt and output beside the text."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Tokens of logprobs as "token_id:N".'
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Cut the prompt to so many tokens; -1: to what fits."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Which end of the prompt is cut off; left."
+    )
+    priority: int | None = Field(
+        None, ge=-_INT32, le=_INT32 - 1, description="Smaller is earlier; 0."
+    )
     cache_salt: str | None = Field(
         None,
         min_length=1,
@@ -120,7 +150,13 @@ class GenerationFields(StrictModel):
         pattern=r"^[^@/\\\x00]*$",
         description="Separates prefix caches.",
     )
-    user: str | None = Field(None, description="A label; no effect on the answer.")
+    user: Label | None = Field(None, description="A label; no effect on the answer.")
+    safety_identifier: Label | None = Field(None, description="A label, as `user`.")
+    prompt_cache_key: Label | None = Field(
+        None, description="A label; equal prefixes are shared without it."
+    )
+    session_id: Label | None = Field(None, description="A label.")
+    metadata: dict[str, Label] | None = Field(None, max_length=MAX_LABELS, description="Labels.")
     request_id: str | None = Field(
         None,
         min_length=1,

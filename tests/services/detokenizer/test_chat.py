@@ -214,3 +214,35 @@ def test_text_with_line_separators_stays_one_event() -> None:
     text = "a\u2028b\u2029c\x85d\r\n\ne"
     assert joined(chat(text, is_stream=True))["content"] == text
     assert chat(text)["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_answer_that_goes_on_begins_with_what_is_echoed(is_stream: bool) -> None:
+    found = chat(" more", is_stream=is_stream, echo_texts=("Once",), starts_in_reasoning=False)
+    if is_stream:
+        assert joined(found)["content"] == "Once more"
+    else:
+        assert found["choices"][0]["message"]["content"] == "Once more"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_ids_of_the_prompt_stand_beside_those_of_the_output_once(is_stream: bool) -> None:
+    found = chat("hi", is_stream=is_stream, return_token_ids=True)
+    objects = found[:-1] if is_stream else [found]
+    shown = [one["prompt_token_ids"] for one in objects if "prompt_token_ids" in one]
+    assert len(shown) == 1
+    assert shown[0]
+    assert all(isinstance(token, int) for token in shown[0])
+
+
+def test_tokens_of_logprobs_may_be_ids() -> None:
+    body = chat(
+        "hi",
+        include_logprobs=True,
+        num_top_logprobs=1,
+        top=((5, -1.0),),
+        return_tokens_as_token_ids=True,
+    )
+    entries = body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{i}" for i in [*ids("hi"), EOS]]
+    assert entries[0]["top_logprobs"][0]["token"] == "token_id:5"

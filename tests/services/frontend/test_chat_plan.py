@@ -210,12 +210,22 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"cache_salt": "a/b"}, "cache_salt", "invalid_value"),
     ({"replay": {"text": "x"}}, "replay", "unsupported_value"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_value"),
-    ({"thinking_token_budget": 5}, "thinking_token_budget", "unsupported_value"),
+    ({"thinking_token_budget": -5}, "thinking_token_budget", "integer_below_min_value"),
+    ({"allowed_token_ids": [882]}, "allowed_token_ids", "invalid_value"),
+    ({"allowed_token_ids": [1] * 8193}, "allowed_token_ids", "array_above_max_length"),
+    ({"bad_words": [""]}, "bad_words[0]", "string_below_min_length"),
+    ({"bad_words": [" "]}, "bad_words[0]", "invalid_value"),
+    ({"bad_words": ["x"] * 65}, "bad_words", "array_above_max_length"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": 8193}, "truncate_prompt_tokens", "invalid_value"),
+    ({"truncation_side": "top"}, "truncation_side", "invalid_value"),
+    ({"priority": 2**31}, "priority", "integer_above_max_value"),
+    ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
+    ({"stream_interval": 5}, "stream_interval", "unsupported_value"),
     ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_value"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_value"),
     ({"functions": [{"name": "now"}]}, "functions", "unsupported_value"),
-    ({"priority": 3}, "priority", "unsupported_value"),
-    ({"echo": True}, "echo", "unsupported_value"),
 ]
 
 TAKEN: list[dict[str, Any]] = [
@@ -248,7 +258,11 @@ TAKEN: list[dict[str, Any]] = [
     {"messages": [USER, {"role": "assistant", "reasoning": "hm", "content": None}, USER]},
     {"messages": [USER, {"role": "assistant", "content": "x", "refusal": None}, USER]},
     {"modalities": ["text"], "store": False, "service_tier": "auto", "best_of": 1},
-    {"functions": None, "metadata": {}, "priority": 0},
+    {"functions": None, "metadata": {"a": "b"}, "priority": -3},
+    {"prompt_cache_key": "k", "safety_identifier": "s", "session_id": "x"},
+    {"allowed_token_ids": [], "bad_words": ["no", "never again"], "echo": True},
+    {"thinking_token_budget": 0},
+    {"thinking_token_budget": -1, "truncate_prompt_tokens": -1, "truncation_side": "right"},
 ]
 
 
@@ -312,7 +326,8 @@ async def test_the_submission_says_what_the_body_said(mesh: Mesh) -> None:
         stop=["x"], stop_token_ids=[4], ignore_eos=True, logit_bias={"6": 1.5}, n=2,
         include_stop_str_in_output=True, tools=[tool(parameters={"type": "object"})],
         parallel_tool_calls=False, include_reasoning=False, return_token_ids=True, cache_salt="s",
-        skip_special_tokens=False,
+        skip_special_tokens=False, priority=-3, return_tokens_as_token_ids=True,
+        allowed_token_ids=[7, 6, 7], thinking_token_budget=5,
     )  # fmt: skip
     submit = mesh.fake.submits[0].submit
     s, o = submit.sampling, submit.output
@@ -330,7 +345,13 @@ async def test_the_submission_says_what_the_body_said(mesh: Mesh) -> None:
     assert (o.parallel_tool_calls, o.include_reasoning, o.return_token_ids) == (False, False, True)
     assert (o.include_logprobs, o.num_top_logprobs, o.parse_reasoning) == (True, 3, True)
     assert o.starts_in_reasoning
-    assert submit.cache_salt == "s"
+    assert (submit.cache_salt, submit.priority) == ("s", -3)
+    assert o.return_tokens_as_token_ids
+    assert list(s.allowed_token_ids) == [7, 6]
+    control = mesh.gateway.dialect.control
+    budget = s.thinking_budget
+    assert (budget.max_tokens, budget.end_token_id) == (5, control.end_think)
+    assert list(budget.other_end_token_ids) == [control.tool_call]
     assert [q.index for q in submit.sequences] == [0, 1]
     assert submit.sequences[0].seed == 5 != submit.sequences[1].seed
     assert submit.request_id == o.response_id
@@ -385,3 +406,32 @@ async def test_control_spellings_of_clients_are_ordinary_text(mesh: Mesh) -> Non
     ids = mesh.fake.submits[0].submit.sequences[0].prompt_token_ids
     user = mesh.gateway.dialect.control.user.to_bytes(4, "little")
     assert [ids[i : i + 4] for i in range(0, len(ids), 4)].count(user) == 1
+
+
+async def test_a_budget_is_only_for_a_prompt_that_opens_a_thought(mesh: Mesh) -> None:
+    await mesh.chat(thinking_token_budget=5, reasoning_effort="none")
+    await mesh.chat(thinking_token_budget=-1)
+    assert not any(s.submit.sampling.HasField("thinking_budget") for s in mesh.fake.submits)
+
+
+async def test_an_echo_is_the_assistants_text_that_is_continued(mesh: Mesh) -> None:
+    said = {"role": "assistant", "content": [{"type": "text", "text": "Once"}]}
+    options = {"echo": True, "add_generation_prompt": False}
+    await mesh.chat(messages=[USER, said], continue_final_message=True, n=2, **options)
+    await mesh.chat(messages=[USER], **options)
+    echoes = [list(s.submit.output.echo_texts) for s in mesh.fake.submits]
+    assert echoes == [["Once", "Once"], []]
+
+
+async def test_a_prompt_is_cut_at_the_side_that_is_asked_for(mesh: Mesh) -> None:
+    long = [{"role": "user", "content": "word " * 9000}]
+    await mesh.chat(messages=long, truncate_prompt_tokens=10)
+    await mesh.chat(messages=long, truncate_prompt_tokens=10, truncation_side="right")
+    await mesh.chat(messages=long, truncate_prompt_tokens=-1, max_tokens=100)
+    cut, right, most = (s.submit for s in mesh.fake.submits)
+    think = mesh.gateway.dialect.control.think.to_bytes(4, "little")
+    assert len(cut.sequences[0].prompt_token_ids) == 40
+    assert cut.sequences[0].prompt_token_ids.endswith(think)
+    assert cut.output.starts_in_reasoning
+    assert not right.output.starts_in_reasoning
+    assert len(most.sequences[0].prompt_token_ids) // 4 == SMALL - 100

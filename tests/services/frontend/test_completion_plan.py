@@ -111,3 +111,11 @@ async def test_no_parser_runs_on_completions(mesh: Mesh) -> None:
     output = mesh.fake.submits[0].submit.output
     assert not output.parse_reasoning
     assert (output.include_logprobs, output.num_top_logprobs) == (True, 2)
+
+
+async def test_an_echo_shows_the_prompt_as_it_was_cut(mesh: Mesh) -> None:
+    ids = mesh.gateway.dialect.encode("one two three", allow_control=False)
+    await mesh.complete(prompt=ids, echo=True, truncate_prompt_tokens=1)
+    submit = mesh.fake.submits[0].submit
+    assert submit.sequences[0].prompt_token_ids == ids[-1].to_bytes(4, "little")
+    assert list(submit.output.echo_texts) == [mesh.gateway.dialect.decode(ids[-1:])]
