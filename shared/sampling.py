@@ -5,6 +5,8 @@ A `SamplingSpec` is complete: the frontend resolves every default, no later stag
 
 from dataclasses import dataclass
 
+from shared.constraint import Constraint
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingBudget:
@@ -51,6 +53,7 @@ class SamplingSpec:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     thinking_budget: ThinkingBudget | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from shared.sampling import (
     ThinkingBudget,
     TokenLogprobs,
 )
+from shared.wire_constraint import constraint_from_proto, constraint_to_proto
 
 if sys.byteorder != "little" or array("I").itemsize != 4:
     raise ImportError("glm-mesh needs a little-endian machine with 4-byte unsigned integers")
@@ -87,6 +88,7 @@ def sampling_to_proto(spec: SamplingSpec) -> common_pb2.SamplingParams:
         allowed_token_ids=spec.allowed_token_ids,
         bad_words=[common_pb2.TokenRun(token_ids=ids) for ids in spec.bad_words],
         thinking_budget=_budget_to_proto(spec.thinking_budget),
+        constraint=constraint_to_proto(spec.constraint),
     )
 
 
@@ -113,6 +115,9 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingSpec:
         bad_words=tuple(tuple(run.token_ids) for run in message.bad_words),
         thinking_budget=_budget_from_proto(message.thinking_budget)
         if message.HasField("thinking_budget")
+        else None,
+        constraint=constraint_from_proto(message.constraint)
+        if message.HasField("constraint")
         else None,
     )
 
