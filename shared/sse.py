@@ -9,6 +9,8 @@ from typing import Final
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+# The Messages API says so in place of a comment.
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 _SEPARATORS: Final = (
     (b"\xc2\x85", b"\\u0085"),
@@ -20,6 +22,11 @@ _SEPARATORS: Final = (
 def event(document: bytes) -> bytes:
     """The event of one JSON document, as UTF-8 without line breaks."""
     return b"data: " + one_line(document) + b"\n\n"
+
+
+def named_event(name: bytes, document: bytes) -> bytes:
+    """The same under a name."""
+    return b"event: " + name + b"\ndata: " + one_line(document) + b"\n\n"
 
 
 def one_line(document: bytes) -> bytes:

@@ -18,6 +18,8 @@ PURE_MODULES = {
     "services/detokenizer": (
         *("text", "stops", "machine", "assemble", "schema"),
         *("calls", "chat", "completion", "choice", "response", "session", "usage"),
+        *("ordered", "response_object", "response_events", "message_object", "message_events"),
+        *("token_object", "presenters"),
     ),
 }
 IMPURE = {"grpc", "asyncio", "torch", "socket", "threading", "time"}

@@ -34,6 +34,9 @@ class Presenter(Protocol):
     def render(self, choices: Sequence[Choice]) -> bytes:
         """Bytes for everything new; the last ones when every choice has ended."""
 
+    def kept(self) -> bytes:
+        """The finished object, where it was asked for beside a stream; else nothing."""
+
 
 def head(spec: OutputSpec, object_name: str) -> bytes:
     """The beginning of every object of a response."""
@@ -95,6 +98,10 @@ class StreamPresenter:
             self._close(frames)
         return b"".join(frames)
 
+    def kept(self) -> bytes:
+        """Chunks are not kept as one object."""
+        return b""
+
     def _open(self, choices: Sequence[Choice], frames: list[bytes]) -> None:
         self._is_open = True
         for choice in choices:
@@ -150,3 +157,7 @@ class BodyPresenter:
         if choices[0].prompt_token_ids:  # what no entry has shown: the prompt of a chat
             tail = b',"prompt_token_ids":' + prompt_ids(choices[0])
         return self._head + entries + usage + tail + self._fingerprint + b"}"
+
+    def kept(self) -> bytes:
+        """The body itself is the object."""
+        return b""

@@ -7,13 +7,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.detokenizer.assemble import BodyPresenter, Presenter, StreamPresenter
+from services.detokenizer.assemble import Presenter
 from services.detokenizer.calls import CallRules
-from services.detokenizer.chat import CHUNK, ChatChunks, chat_entry
-from services.detokenizer.chat import OBJECT as CHAT
 from services.detokenizer.choice import Choice, ChoiceRules, TextMachine
-from services.detokenizer.completion import OBJECT as COMPLETION
-from services.detokenizer.completion import CompletionChunks, completion_entry
 from services.detokenizer.logprobs import LogprobWriter
 from services.detokenizer.machine import MachineRules, OutputMachine
 from services.detokenizer.messages import (
@@ -24,7 +20,9 @@ from services.detokenizer.messages import (
     TokenSubmit,
     ToolChoice,
 )
+from services.detokenizer.ordered import OrderedText
 from services.detokenizer.plain import PlainText
+from services.detokenizer.presenters import presenter_of
 from services.detokenizer.response import Response
 from services.detokenizer.schema import ArgumentTypes
 from services.detokenizer.stops import StopAutomaton, StopMatcher
@@ -76,26 +74,14 @@ def build_response(submit: TextSubmit, context: BuildContext, now: float) -> Res
 
 
 def build_presenter(response: Response, spec: OutputSpec, context: BuildContext) -> Presenter:
-    """What turns the choices into OpenAI objects."""
+    """What turns the choices into the client's objects."""
     logprobs = LogprobWriter(
         context.vocabulary,
         num_top=spec.num_top_logprobs,
         shows_ids=spec.return_tokens_as_token_ids,
     )
     count = _counter(spec, response.choices)
-    is_chat = spec.object_kind is ObjectKind.CHAT_COMPLETION
-    if spec.is_stream:
-        chunks = ChatChunks(spec, logprobs) if is_chat else CompletionChunks(spec, logprobs)
-        name = CHUNK if is_chat else COMPLETION
-        return StreamPresenter(spec, name, chunks, count, fingerprint=context.fingerprint)
-    entry = chat_entry if is_chat else completion_entry
-    return BodyPresenter(
-        spec,
-        CHAT if is_chat else COMPLETION,
-        lambda choice: entry(spec, logprobs, choice),
-        count,
-        fingerprint=context.fingerprint,
-    )
+    return presenter_of(spec, logprobs, count, fingerprint=context.fingerprint)
 
 
 def upstream_submit(
@@ -112,6 +98,7 @@ def upstream_submit(
         timeout_ms=timeout_ms,
         cache_salt=submit.cache_salt,
         tenant_id=submit.tenant_id,
+        first_token_timeout_ms=submit.first_token_timeout_ms,
     )
 
 
@@ -120,7 +107,7 @@ def _timeout_ms(submit: TextSubmit, context: BuildContext) -> int:
 
 
 def _counter(spec: OutputSpec, choices: tuple[Choice, ...]) -> Callable[[], Usage]:
-    is_chat = spec.object_kind is ObjectKind.CHAT_COMPLETION
+    is_chat = spec.object_kind.is_conversation
     per_prompt = spec.num_choices_per_prompt or (len(choices) if is_chat else 1)
     has_reasoning = is_chat and spec.parse_reasoning
 
@@ -141,9 +128,10 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
         has_stop_strings=bool(spec.stop),
         shows_stop_token=spec.include_stop_str_in_output,
         keeps_logprobs=spec.include_logprobs,
-        keeps_ids=spec.return_token_ids,
+        keeps_ids=spec.return_token_ids or spec.object_kind is ObjectKind.TOKENS,
         hides_reasoning=not spec.include_reasoning,
-        is_named_call=spec.tool_choice is ToolChoice.NAMED,
+        # A named call is no reason of its own in a chat; a message says what it ends with.
+        is_named_call=spec.tool_choice is ToolChoice.NAMED and not spec.object_kind.is_ordered,
     )
     automaton = StopAutomaton(spec.stop) if spec.stop else None
     machine_rules = _machine_rules(spec)
@@ -153,12 +141,19 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
         if automaton is not None:
             stops = StopMatcher(automaton, is_included=spec.include_stop_str_in_output)
             stops.is_armed = False
-        if spec.object_kind is ObjectKind.TEXT_COMPLETION:
+        if not spec.object_kind.is_conversation:
             return PlainText(
                 context.vocabulary, skips_special_tokens=spec.skip_special_tokens, stops=stops
             )
-        return OutputMachine(
+        machine = OutputMachine(
             context.vocabulary, machine_rules, make_id=context.make_call_id, stops=stops
+        )
+        if not spec.object_kind.is_ordered:
+            return machine
+        return OrderedText(
+            machine,
+            shows_reasoning=spec.include_reasoning,
+            shows_all_calls=spec.parallel_tool_calls,
         )
 
     choices = tuple(
@@ -198,6 +193,8 @@ def _check(submit: TextSubmit) -> None:
         raise _invalid("sequences", "must be there, with indexes from 0 on")
     for sequence in sequences:
         _check_sequence(sequence, spec)
+    if spec.object_kind.is_ordered and len(sequences) != 1:
+        raise _invalid("sequences", "must be one for an object of this kind")
     if len(spec.stop) > MAX_STOPS:
         raise _invalid("output.stop", f"has more than {MAX_STOPS} strings")
     if any(not 1 <= len(stop.encode()) <= MAX_STOP_BYTES for stop in spec.stop):

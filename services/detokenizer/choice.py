@@ -18,8 +18,17 @@ from shared.sampling import SequenceStats, TokenLogprobs
 class TextMachine(Protocol):
     """Tokens in, deltas out: `OutputMachine` or `PlainText`."""
 
-    num_reasoning_tokens: int
-    num_decoded_chars: int
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens inside think blocks so far."""
+
+    @property
+    def num_decoded_chars(self) -> int:
+        """Characters so far, where offsets are told."""
+
+    @property
+    def is_content(self) -> bool:
+        """Whether the next text is content."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -84,6 +93,8 @@ class LogprobEntry:
     context: bytes
     offset: int
     values: TokenLogprobs
+    # Whether it is a token of the content, rather than of reasoning, a call or a marker.
+    is_content: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,4 +207,7 @@ class Choice:
         if rules.keeps_ids:
             self.token_ids.append(token)
         if rules.keeps_logprobs and values is not None:
-            self.logprobs.append(LogprobEntry(token, text.pending, text.num_decoded_chars, values))
+            is_content = text.is_content and token not in rules.vocabulary.added_ids
+            self.logprobs.append(
+                LogprobEntry(token, text.pending, text.num_decoded_chars, values, is_content)
+            )

@@ -6,11 +6,11 @@ number of steps. A reader who leaves more than `max_pending_bytes` lying, or tak
 `max_stall_s`, loses the request; the shared stream never waits for anyone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.detokenizer.assemble import Presenter
 from services.detokenizer.choice import Choice
-from services.detokenizer.messages import TextEnd
+from services.detokenizer.messages import TextEnd, TextFinished
 from services.detokenizer.response import Response
 from shared.errors import FailureReason, RequestError
 
@@ -75,6 +75,8 @@ class Delivery:
         if end is None or (not is_drained and not isinstance(end, RequestError)):
             return Output(has_verdict, None, frames, None)
         self.is_over = True
+        if isinstance(end, TextFinished) and (kept := self._presenter.kept()):
+            end = replace(end, object_json=kept)
         return Output(has_verdict, None, frames, end)
 
     def take_failure(self) -> Output:

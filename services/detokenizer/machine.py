@@ -74,6 +74,11 @@ class OutputMachine:
         return self._state is _State.REASONING
 
     @property
+    def is_content(self) -> bool:
+        """Whether the next text is content."""
+        return self._state is _State.CONTENT
+
+    @property
     def pending(self) -> bytes:
         """Bytes of an incomplete character."""
         return self._decoder.pending

@@ -21,6 +21,16 @@ class ObjectKind(enum.IntEnum):
     MESSAGE = 4
     TOKENS = 5
 
+    @property
+    def is_conversation(self) -> bool:
+        """Whether the output is an assistant's turn in the model's dialect."""
+        return self not in (ObjectKind.TEXT_COMPLETION, ObjectKind.TOKENS)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the object is a list of items in the order of the output, of one choice."""
+        return self in (ObjectKind.RESPONSE, ObjectKind.MESSAGE)
+
 
 class ToolChoice(enum.IntEnum):
     """Whether and which tools may be called; numbers of glm.v1.ToolChoiceMode."""
@@ -71,6 +81,7 @@ class OutputSpec:
     keep_object: bool = False
     return_tokens_as_token_ids: bool = False
     include_text: bool = False
+    include_sealed_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +117,7 @@ class TextSubmit:
     timeout_ms: int = 0
     cache_salt: str = ""
     tenant_id: str = ""
+    first_token_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +132,7 @@ class TokenSubmit:
     timeout_ms: int = 0
     cache_salt: str = ""
     tenant_id: str = ""
+    first_token_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ class PlainText:
     """One choice, with the same face as `OutputMachine`; all text is content."""
 
     is_reasoning = False
+    is_content = True
     num_reasoning_tokens = 0
     num_calls = 0
     num_dropped_calls = 0

@@ -239,6 +239,7 @@ def submit_from_proto(message: detokenizer_pb2.TextSubmit) -> TextSubmit:
         timeout_ms=message.timeout_ms,
         cache_salt=message.cache_salt,
         tenant_id=message.tenant_id,
+        first_token_timeout_ms=message.first_token_timeout_ms,
     )
 
 
@@ -366,6 +367,7 @@ def _output_from_proto(message: detokenizer_pb2.OutputSpec) -> OutputSpec:
         keep_object=message.keep_object,
         return_tokens_as_token_ids=message.return_tokens_as_token_ids,
         include_text=message.include_text,
+        include_sealed_reasoning=message.include_sealed_reasoning,
     )
 
 
@@ -402,6 +404,7 @@ def _finished_to_proto(end: TextEnd) -> detokenizer_pb2.TextFinished:
     return detokenizer_pb2.TextFinished(
         stats=stats_to_proto(end.stats),
         reason=int(end.reason),  # type: ignore[arg-type]  # enum values are ints on the wire
+        object_json=end.object_json,
     )
 
 

@@ -18,3 +18,8 @@ def test_nothing_that_a_client_takes_for_a_line_end_is_left() -> None:
 def test_the_comment_and_the_end_are_frames_of_their_own() -> None:
     assert sse.KEEP_ALIVE == b": keep-alive\n\n"
     assert sse.DONE == b"data: [DONE]\n\n"
+
+
+def test_a_named_event_has_its_name_first_and_one_data_line() -> None:
+    assert sse.named_event(b"x", '{"a":"\u2028"}'.encode()) == b'event: x\ndata: {"a":"\\u2028"}\n\n'
+    assert sse.named_event(b"ping", b'{"type":"ping"}') == sse.PING

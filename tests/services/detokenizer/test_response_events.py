@@ -1,0 +1,99 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from services.detokenizer.messages import ObjectKind
+from shared.endings import FinishReason
+from tests.services.detokenizer.driven import CALL, THOUGHT_TEXT_CALLS, Driven, drive
+from tests.services.detokenizer.test_ordered import TOKENS
+
+ECHO = b'"parallel_tool_calls":true,"tool_choice":"auto","tools":[]'
+SDK = TypeAdapter(ResponseStreamEvent)
+
+
+def stream(output: object, **options: object) -> Driven:
+    return drive(ObjectKind.RESPONSE, output, is_stream=True, echo_members=ECHO, **options)
+
+
+def body(output: object, **options: object) -> dict:
+    return drive(ObjectKind.RESPONSE, output, echo_members=ECHO, **options).body
+
+
+def short(kinds: list[str]) -> list[str]:
+    """Without the common prefix, deltas of a run as one."""
+    names = [kind.removeprefix("response.") for kind in kinds]
+    return [
+        name
+        for before, name in zip(["", *names], names, strict=False)
+        if not (name == before and name.endswith(".delta"))
+    ]
+
+
+def test_events_come_in_the_official_order() -> None:
+    assert short(stream("R</think>Hi<tool_call>now</tool_call>").kinds) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+
+
+def test_every_event_is_one_of_the_sdk_and_they_are_numbered() -> None:
+    events = stream(THOUGHT_TEXT_CALLS, include_logprobs=True).events
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
+        assert SDK.validate_python(event).type == event["type"]
+
+
+def check_deltas(driven: Driven) -> None:
+    """The deltas of each item join to what its done events say."""
+    text: dict[int, str] = {}
+    for event in driven.events:
+        kind = event["type"]
+        if kind.endswith(".delta"):
+            place = event["output_index"]
+            text[place] = text.get(place, "") + event["delta"]
+        elif kind.endswith(("_text.done", "arguments.done")):
+            whole = event.get("text", event.get("arguments"))
+            assert text.get(event["output_index"], "") == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(TOKENS, st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]), st.integers(1, 50))
+def test_for_any_output_the_last_event_holds_the_very_object_of_a_body(
+    tokens: list[int], reason: FinishReason, every: int
+) -> None:
+    driven = stream(tokens, reason=reason, rendered_every=every)
+    check_deltas(driven)
+    assert driven.events[-1]["response"] == body(tokens, reason=reason)
+
+
+def test_the_last_event_and_the_body_agree_on_logprobs() -> None:
+    options = {"include_logprobs": True, "reason": FinishReason.LENGTH}
+    text = f"R</think>ab{CALL}cd"
+    assert stream(text, **options).events[-1]["response"] == body(text, **options)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_object_is_kept_when_that_was_asked_for(keeps: bool) -> None:
+    driven = stream("R</think>Hi", keep_object=keeps)
+    assert bool(driven.presenter.kept()) is keeps
+    if keeps:
+        assert b'"output_text"' in driven.presenter.kept()
+
+
+def test_a_cut_call_is_shown_as_far_as_it_came_and_is_incomplete() -> None:
+    events = stream(
+        "</think><tool_call>get_weather<arg_key>city</arg_key><arg_value>Par",
+        reason=FinishReason.LENGTH,
+    ).events
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["item"]["status"] for event in done] == ["incomplete"]
+    last = events[-1]
+    assert (last["type"], last["response"]["output"]) == ("response.incomplete", [])
