@@ -218,6 +218,7 @@ def _submit_to_proto(submission: Submission) -> detokenizer_pb2.TextSubmit:
         cache_salt=submission.cache_salt,
         tenant_id=submission.tenant_id,
         priority=submission.priority,
+        first_token_timeout_ms=submission.first_token_timeout_ms,
     )
     packed: dict[int, bytes] = {}
     for sequence in submission.sequences:

@@ -98,6 +98,7 @@ async def submission_of(
         cache_salt=request.cache_salt or "",
         tenant_id=visit.tenant_id,
         priority=request.priority or 0,
+        first_token_timeout_ms=request.first_token_timeout_ms or 0,
     )
 
 

@@ -85,3 +85,5 @@ class Submission:
     tenant_id: str = ""
     # Smaller is earlier.
     priority: int = 0
+    # 0 is no limit of its own.
+    first_token_timeout_ms: int = 0

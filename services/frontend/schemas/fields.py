@@ -79,13 +79,11 @@ class Replay(StrictModel):
     )
 
 
-class GenerationFields(StrictModel):
-    """Fields of both endpoints."""
+class RequestFields(StrictModel):
+    """Fields of every endpoint that generates."""
 
     model: str | None = Field(None, description="A served name; absent means the served model.")
     stream: bool | None = Field(None, description="Answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="Needs `stream: true`.")
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Choices per prompt; 1.")
     temperature: float | None = Field(
         None, ge=0, le=2, description="0 is greedy. Default from the checkpoint."
     )
@@ -121,27 +119,14 @@ class GenerationFields(StrictModel):
         None, max_length=MAX_BAD_WORDS, description="Texts that may not be generated."
     )
     min_tokens: int | None = Field(None, ge=0, description="No stop before this many tokens.")
-    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate.")
-    skip_special_tokens: bool | None = Field(
-        None, description="Leave special tokens out where no output parser runs; true."
-    )
-    spaces_between_special_tokens: bool | None = Field(
-        None, description="This tokenizer puts none: both values mean the same."
-    )
-    return_token_ids: bool | None = Field(
-        None, description="Ids of prompt and output beside the text."
-    )
-    return_tokens_as_token_ids: bool | None = Field(
-        None, description='Tokens of logprobs as "token_id:N".'
-    )
-    truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="Cut the prompt to so many tokens; -1: to what fits."
-    )
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Which end of the prompt is cut off; left."
-    )
     priority: int | None = Field(
         None, ge=-_INT32, le=_INT32 - 1, description="Smaller is earlier; 0."
+    )
+    first_token_timeout_ms: int | None = Field(
+        None,
+        ge=1,
+        le=_INT32 - 1,
+        description="For the first token to come: refused where it surely cannot, else failed.",
     )
     cache_salt: str | None = Field(
         None,
@@ -165,6 +150,32 @@ class GenerationFields(StrictModel):
         description="The caller's label; the header x-request-id wins.",
     )
     replay: Replay | None = Field(None, description="See `Replay`.")
+
+
+class GenerationFields(RequestFields):
+    """Fields of chats and completions."""
+
+    stream_options: StreamOptions | None = Field(None, description="Needs `stream: true`.")
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Choices per prompt; 1.")
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate.")
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out where no output parser runs; true."
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="This tokenizer puts none: both values mean the same."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Ids of prompt and output beside the text."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Tokens of logprobs as "token_id:N".'
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Cut the prompt to so many tokens; -1: to what fits."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Which end of the prompt is cut off; left."
+    )
 
 
 JsonObject = dict[str, Any]
