@@ -52,6 +52,8 @@ class Capacity:
     data_parallel_rank: int = 0
     moe_methods: tuple[tuple[int, int], ...] = ()
     """Methods of ticks by their tokens, ascending; the numbers are glm.v1.MoeMethod's."""
+    captured_num_seqs: tuple[int, ...] = ()
+    """Sequences of the captured steps that a tick may ask for, ascending."""
 
     def __post_init__(self) -> None:
         """A worker that can hold nothing cannot be served."""
@@ -96,6 +98,7 @@ class Tick:
     moe_method: int
     num_draft_passes: int = 0
     num_draft_rows: int = 0
+    captured_num_seqs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +142,5 @@ class StepResult:
     failure: RequestError | None = None
     num_drafted_tokens: list[int] = field(default_factory=list)
     num_accepted_tokens: list[int] = field(default_factory=list)
+    wait_us: int = 0
+    """How long the worker had waited for the plan."""

@@ -35,15 +35,29 @@ def plan_step(
 
 def make_tick(plans: Sequence[StepPlan], capacity: Capacity) -> Tick:
     """What the plans of one step agree on."""
-    # A replica without rows computes one token.
-    num_tokens = max(1, *(sum(plan.num_scheduled_tokens) for plan in plans))
     num_drafts = capacity.num_speculative_tokens
+    num_seqs = _captured_num_seqs(plans, capacity)
+    if num_seqs:
+        num_tokens = num_seqs * (1 + num_drafts)
+    else:
+        # A replica without rows computes one token.
+        num_tokens = max(1, *(sum(plan.num_scheduled_tokens) for plan in plans))
     return Tick(
         num_tokens=num_tokens,
         moe_method=_method(num_tokens, capacity),
         num_draft_passes=num_drafts,
         num_draft_rows=max(1, *(len(plan.rows) for plan in plans)) if num_drafts else 0,
+        captured_num_seqs=num_seqs,
     )
+
+
+def _captured_num_seqs(plans: Sequence[StepPlan], capacity: Capacity) -> int:
+    """The smallest captured step that holds the plans of all replicas; 0 for none."""
+    per_seq = 1 + capacity.num_speculative_tokens
+    if any(max(plan.num_scheduled_tokens, default=0) > per_seq for plan in plans):
+        return 0
+    needed = max(len(plan.rows) for plan in plans)
+    return next((size for size in capacity.captured_num_seqs if size >= needed), 0)
 
 
 def check_world(capacities: Sequence[Capacity]) -> None:
@@ -61,6 +75,8 @@ def check_world(capacities: Sequence[Capacity]) -> None:
             )
         if capacity.moe_methods != capacities[0].moe_methods:
             raise WorkerContractError(f"worker {place} has other moe_methods than worker 0")
+        if capacity.captured_num_seqs != capacities[0].captured_num_seqs:
+            raise WorkerContractError(f"worker {place} has other captured_num_seqs than worker 0")
         if size > 1 and not capacity.moe_methods:
             raise WorkerContractError(f"worker {place} has no moe_methods")
 

@@ -161,6 +161,7 @@ def _tick_to_proto(tick: Tick) -> worker_pb2.Tick:
         moe_method=cast("worker_pb2.MoeMethod", tick.moe_method),  # any int, at run time
         num_draft_passes=tick.num_draft_passes,
         num_draft_rows=tick.num_draft_rows,
+        captured_num_seqs=tick.captured_num_seqs,
     )
 
 
@@ -203,6 +204,7 @@ def capacity_from_proto(message: worker_pb2.WorkerCapacity) -> Capacity:
         data_parallel_size=max(1, message.data_parallel_size),
         data_parallel_rank=message.data_parallel_rank,
         moe_methods=tuple((entry.max_num_tokens, entry.method) for entry in message.moe_methods),
+        captured_num_seqs=tuple(message.captured_num_seqs),
     )
 
 

@@ -74,11 +74,19 @@ class BatchBuilder:
         self._ramp = np.arange(num_tokens)
         self.frames = None if sizes is None else Frames(table, staging, sizes)
 
-    def build(self, active: ActiveRows) -> Batch:
-        """Write one step; its tensors are valid until the next one."""
+    def build(self, active: ActiveRows, captured_num_seqs: int | None = None) -> Batch:
+        """Write one step; its tensors are valid until the next one.
+
+        Args:
+            active: What is computed.
+            captured_num_seqs: Sequences of the captured step that it has to be, 0 for none; None:
+                the smallest that holds it, if there is one.
+        """
         if self.frames is not None:
-            num_seqs = self.frames.fitting(active)
-            if num_seqs is not None:
+            num_seqs = captured_num_seqs
+            if num_seqs is None:
+                num_seqs = self.frames.fitting(active)
+            if num_seqs:
                 return self._build_frame(self.frames, active, num_seqs)
         num_tokens = active.num_tokens
         padded = -(-num_tokens // self._multiple) * self._multiple

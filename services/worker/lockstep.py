@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from services.worker.parallel.moe_method import MoeRules
 from services.worker.plan import ContractError, Ints, StepPlan, Tick
@@ -34,6 +35,10 @@ class Pace(Protocol):
 
     def most_drafts(self) -> tuple[int, int] | None:
         """Most drafts of a row, and most rows that get some; None for no such limits."""
+        ...
+
+    def captured_num_seqs(self) -> int | None:
+        """Sequences of the captured step to take, 0 for none; None: as this replica likes."""
         ...
 
     def idle(self) -> None:
@@ -63,6 +68,10 @@ class OwnPace:
         """No limits."""
         return None
 
+    def captured_num_seqs(self) -> int | None:
+        """As it likes."""
+        return None
+
     def idle(self) -> None:
         """Nobody waits."""
 
@@ -83,6 +92,7 @@ class Lockstep:
         run_idle: Callable[[StepMetadata], None],
         run_idle_draft: Callable[[StepMetadata], None] | None,
         device: torch.device,
+        sizes: CaptureSizes | None = None,
     ) -> None:
         """Say what is done while others compute.
 
@@ -94,7 +104,9 @@ class Lockstep:
             run_idle: The model's forward over a step of one token that belongs to nobody.
             run_idle_draft: The same of the MTP layer; None on stages without it.
             device: Where the model is.
+            sizes: Of the steps that are captured.
         """
+        self._sizes = sizes
         self._rules = rules
         self._is_joint = num_replicas > 1
         self._multiple = row_multiple
@@ -120,6 +132,32 @@ class Lockstep:
             raise ContractError(
                 f"{num_tokens} tokens are more than num_tokens {tick.num_tokens} of the tick"
             )
+        if tick.captured_num_seqs:
+            self._check_captured(plan, tick)
+
+    def _check_captured(self, plan: StepPlan, tick: Tick) -> None:
+        """Raise where the tick asks for a captured step that there is not, or the plan has more."""
+        sizes, num_seqs = self._sizes, tick.captured_num_seqs
+        if sizes is None or num_seqs not in sizes.num_seqs:
+            # All replicas refuse it, and meet in a step that is not captured.
+            self._tick = replace(tick, captured_num_seqs=0)
+            raise ContractError(f"captured_num_seqs {num_seqs} of the tick is no captured size")
+        if tick.num_tokens != num_seqs * sizes.rows_per_seq:
+            self._tick = replace(tick, captured_num_seqs=0)
+            raise ContractError(
+                f"num_tokens {tick.num_tokens} of the tick is not that of {num_seqs} sequences of "
+                f"{sizes.rows_per_seq}"
+            )
+        most = int(plan.num_scheduled_tokens.max(initial=0))
+        if len(plan.rows) > num_seqs or most > sizes.rows_per_seq:
+            raise ContractError(
+                f"{len(plan.rows)} sequences of up to {most} tokens are more than the captured "
+                f"step's {num_seqs} of {sizes.rows_per_seq}"
+            )
+
+    def captured_num_seqs(self) -> int | None:
+        """Sequences of the captured step to take, 0 for none; None: as this replica likes."""
+        return None if self._tick is None else self._tick.captured_num_seqs
 
     def in_step(self, metadata: StepMetadata) -> StepMetadata:
         """The model's forward, with what it must know of the others."""

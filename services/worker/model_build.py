@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -78,10 +79,19 @@ def build_model_executor(
         check_layout(spec, caches)
         _prove(decoder, caches, ranks)
     row_multiple = _row_multiple(spec.dtype, spec.device)
-    parts = ranks.parts(decoder, caches, row_multiple)
     capture = Capture(model=decoder)
     if ranks.can_capture:
-        capture = capture_steps(settings, decoder, caches, limits, row_multiple=row_multiple)
+        capture = capture_steps(
+            settings,
+            decoder,
+            caches,
+            limits,
+            row_multiple=row_multiple,
+            method_of=ranks.method_of(spec),
+        )
+    if capture.sizes is not None and limits.data_parallel_size > 1:
+        limits = replace(limits, captured_num_seqs=capture.sizes.num_seqs)
+    parts = ranks.parts(decoder, caches, row_multiple, capture.sizes)
     executor = ModelExecutor(
         capture.model,
         caches,

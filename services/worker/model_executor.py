@@ -14,6 +14,7 @@ from services.worker.batch import Batch, BatchBuilder
 from services.worker.contract import ActiveRows, begin_step
 from services.worker.drafting.proposer import Drafter, Proposer
 from services.worker.drafting.speculator import Speculator
+from services.worker.graphs.frames import Frames
 from services.worker.graphs.sizes import CaptureSizes
 from services.worker.lockstep import OwnPace, Pace
 from services.worker.model.metadata import StepMetadata
@@ -119,11 +120,25 @@ class ModelExecutor(Generic[CachesT]):
         frames = self._builder.frames
         if frames is None:
             return
-        for size in reversed(frames.sizes.sizes):
-            num_seqs = size // frames.sizes.rows_per_seq
-            frames.write_nothing(num_seqs)
-            frame = frames.send(num_seqs)
-            self._decoder.forward(frame.token_ids, frame.metadata, self._caches)
+        for num_seqs in reversed(frames.sizes.num_seqs):
+            # A device may choose how it computes by the lengths it sees when a step is captured.
+            self._run_nothing(frames, num_seqs, seq_len=frames.sizes.rows_per_seq)
+
+    def _run_nothing(self, frames: Frames, num_seqs: int, *, seq_len: int = 0) -> None:
+        """A captured step that belongs to nobody."""
+        frames.write_nothing(num_seqs, seq_len=seq_len)
+        frame = frames.send(num_seqs)
+        step = self._pace.in_step(frame.metadata)
+        self._decoder.forward(frame.token_ids, step, self._caches)
+
+    @torch.inference_mode()
+    def _idle(self) -> None:
+        """The forward that other replicas wait for, if they do."""
+        num_seqs, frames = self._pace.captured_num_seqs(), self._builder.frames
+        if num_seqs and frames is not None:
+            self._run_nothing(frames, num_seqs)
+        else:
+            self._pace.idle()
 
     def finish_step(self) -> None:
         """Propose the drafts of the next step."""
@@ -150,12 +165,12 @@ class ModelExecutor(Generic[CachesT]):
         computed = None
         prepared_at = computed_at = started
         if len(active.rows):
-            batch = self._builder.build(active)
+            batch = self._builder.build(active, self._pace.captured_num_seqs())
             prepared_at = time.perf_counter_ns()
             computed = self._compute(batch)
             computed_at = time.perf_counter_ns()
         else:
-            self._pace.idle()
+            self._idle()
         result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
@@ -174,7 +189,7 @@ class ModelExecutor(Generic[CachesT]):
             self._pace.begin(plan)
             return begin_step(plan, self._table, self._max_plans_in_flight, self._admit)
         except ContractError:
-            self._pace.idle()
+            self._idle()
             self._pace.finish()
             raise
 

@@ -51,6 +51,8 @@ class Capacity:
     data_parallel_rank: int = 0
     moe_ladder: tuple[tuple[int, MoeMethod], ...] = ()
     """Methods of ticks of up to so many tokens, ascending; empty where there is no choice."""
+    captured_num_seqs: tuple[int, ...] = ()
+    """Sequences of the captured steps that a tick may ask for, ascending."""
 
     @property
     def max_blocks_per_row(self) -> int:
@@ -87,6 +89,8 @@ class Tick:
     """Passes of the MTP layer behind the step; the first one is over all of its tokens."""
     num_draft_rows: int = 0
     """Most rows of a replica that may get drafts; at least 1 if there are later passes."""
+    captured_num_seqs: int = 0
+    """Sequences of the captured step that all replicas take; 0: it is not captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.kv_cache import KVCaches
 from services.worker.lockstep import Lockstep, Pace
 from services.worker.model.decoder import Decoder
@@ -13,6 +14,7 @@ from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from services.worker.model.spec import ModelSpec
 from services.worker.model_executor import ModelExecutor
 from services.worker.parallel.group_executor import GroupExecutor
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.parallel.seat import Seat
 from services.worker.parallel.shared_tokens import SharedTokens
 from services.worker.plan import Capacity
@@ -53,8 +55,18 @@ class Ranks(Protocol):
         """A step in each of the ways that tokens may take in it."""
         ...
 
-    def parts(self, decoder: Decoder, caches: KVCaches, row_multiple: int) -> ExecutorParts:
-        """What the executor is built with."""
+    def method_of(self, spec: ModelSpec) -> Callable[[int], MoeMethod | None]:
+        """How tokens of a step of so many reach experts on other ranks; None: all are here."""
+        ...
+
+    def parts(
+        self,
+        decoder: Decoder,
+        caches: KVCaches,
+        row_multiple: int,
+        sizes: CaptureSizes | None = None,
+    ) -> ExecutorParts:
+        """What the executor is built with; `sizes` are those of captured steps."""
         ...
 
     def finish(self, executor: ModelExecutor[KVCaches]) -> StepExecutor:
@@ -82,7 +94,17 @@ class Alone:
         """One way."""
         return [step]
 
-    def parts(self, decoder: Decoder, caches: KVCaches, row_multiple: int) -> ExecutorParts:
+    def method_of(self, spec: ModelSpec) -> Callable[[int], MoeMethod | None]:
+        """All are here."""
+        return lambda num_tokens: None
+
+    def parts(
+        self,
+        decoder: Decoder,
+        caches: KVCaches,
+        row_multiple: int,
+        sizes: CaptureSizes | None = None,
+    ) -> ExecutorParts:
         """Nothing else."""
         return ExecutorParts()
 
@@ -139,7 +161,19 @@ class Together:
             for method in dict.fromkeys(method for _, method in ladder)
         ]
 
-    def parts(self, decoder: Decoder, caches: KVCaches, row_multiple: int) -> ExecutorParts:
+    def method_of(self, spec: ModelSpec) -> Callable[[int], MoeMethod | None]:
+        """As the rules of the world say."""
+        if spec.placement.ep_size == 1:
+            return lambda num_tokens: None
+        return self._seat.rules(spec).choose
+
+    def parts(
+        self,
+        decoder: Decoder,
+        caches: KVCaches,
+        row_multiple: int,
+        sizes: CaptureSizes | None = None,
+    ) -> ExecutorParts:
         """Shared tokens, and a pace where experts are spread."""
         seat, spec = self._seat, decoder.spec
         topology = seat.settings.topology
@@ -147,7 +181,9 @@ class Together:
         tokens: TokenSource | None = None
         if topology.replica_size > 1:
             tokens = SharedTokens(seat.world.groups.replica, topology)
-        pace = _pace(seat, decoder, caches, row_multiple) if spec.placement.ep_size > 1 else None
+        pace = None
+        if spec.placement.ep_size > 1:
+            pace = _pace(seat, decoder, caches, row_multiple, sizes)
         return ExecutorParts(has_head=has_head, tokens=tokens, pace=pace)
 
     def finish(self, executor: ModelExecutor[KVCaches]) -> StepExecutor:
@@ -156,7 +192,13 @@ class Together:
         return GroupExecutor(executor, seat.world, seat.watch, checks_rows=seat.settings.check_rows)
 
 
-def _pace(seat: Seat, decoder: Decoder, caches: KVCaches, row_multiple: int) -> Lockstep:
+def _pace(
+    seat: Seat,
+    decoder: Decoder,
+    caches: KVCaches,
+    row_multiple: int,
+    sizes: CaptureSizes | None,
+) -> Lockstep:
     spec = decoder.spec
 
     def idle(step: StepMetadata) -> None:
@@ -177,4 +219,5 @@ def _pace(seat: Seat, decoder: Decoder, caches: KVCaches, row_multiple: int) -> 
         run_idle=idle,
         run_idle_draft=idle_draft if decoder.mtp is not None else None,
         device=spec.device,
+        sizes=sizes,
     )

@@ -280,6 +280,7 @@ def capacity_to_proto(capacity: Capacity, software: str) -> worker_pb2.WorkerCap
             worker_pb2.MoeMethodBound(max_num_tokens=most, method=_METHODS[method])
             for most, method in capacity.moe_ladder
         ],
+        captured_num_seqs=capacity.captured_num_seqs,
     )
 
 
@@ -325,6 +326,7 @@ def _tick_from_proto(message: worker_pb2.Tick) -> Tick:
         method=method,
         num_draft_passes=message.num_draft_passes,
         num_draft_rows=message.num_draft_rows,
+        captured_num_seqs=message.captured_num_seqs,
     )
 
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from services.worker.graphs.capture import Captured, Capturer
 from services.worker.graphs.recorded_model import Model
 from services.worker.graphs.recording import CaptureError
-from services.worker.model.metadata import StepMetadata
+from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from shared.log import get_logger
 
 _log = get_logger(__name__)
 
 CachesT = TypeVar("CachesT")
+
+_Key = tuple[int, ExpertTraffic | None]
 
 
 class CapturedModel(Generic[CachesT]):
@@ -28,25 +30,28 @@ class CapturedModel(Generic[CachesT]):
     """
 
     def __init__(self, model: Model[CachesT], caches: CachesT, capturer: Capturer) -> None:
-        """Capture steps of a model on its only caches, each size when it is first seen."""
+        """Capture steps of a model on its only caches, each size when it is first seen.
+
+        Steps of a size may differ in how tokens reach experts on other ranks: each is captured.
+        """
         self._model = model
         self._caches = caches
         self._capturer = capturer
-        self._captured: dict[int, _Known] = {}
+        self._captured: dict[_Key, _Known] = {}
         self._can_capture = True
 
     @property
     def sizes(self) -> list[int]:
         """Tokens of the steps that are captured by now."""
-        return sorted(self._captured)
+        return sorted(num_tokens for num_tokens, _ in self._captured)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> Tensor:
         """[T] token ids to [T, E] hidden states."""
-        if not step.is_captured or step.traffic is not None:  # what this step alone knows
+        if not step.is_captured:
             return self._model.forward(token_ids, step, caches)
         assert caches is self._caches
-        known = self._captured.get(step.num_tokens) or self._capture(token_ids, step)
+        known = self._captured.get(_key(step)) or self._capture(token_ids, step)
         if known is None:
             return self._model.forward(token_ids, step, caches)
         assert known.addresses == _addresses(token_ids, step), "a captured step's tensors moved"
@@ -66,7 +71,7 @@ class CapturedModel(Generic[CachesT]):
             _log.warning("steps are not captured, each operator is called from Python: %s", error)
             return None
         known = _Known(captured=captured, addresses=_addresses(token_ids, step))
-        self._captured[step.num_tokens] = known
+        self._captured[_key(step)] = known
         return known
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -90,6 +95,10 @@ class _Known:
 
     captured: Captured
     addresses: tuple[int, ...]
+
+
+def _key(step: StepMetadata) -> _Key:
+    return step.num_tokens, step.traffic
 
 
 def _addresses(token_ids: Tensor, step: StepMetadata) -> tuple[int, ...]:

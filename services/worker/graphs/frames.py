@@ -87,8 +87,8 @@ class Frames:
             row_ends=row_ends,
         )
 
-    def write_nothing(self, num_seqs: int) -> None:
-        """Write a frame of padding, for a step before the first."""
+    def write_nothing(self, num_seqs: int, *, seq_len: int = 0) -> None:
+        """Write a frame of padding, whose sequences have so many keys in the scratch block."""
         nobody = np.empty(0, np.int64)
         nothing = ActiveRows(
             entries=nobody,
@@ -98,8 +98,7 @@ class Frames:
             is_sampling=np.empty(0, np.bool_),
         )
         self.write(nothing, num_seqs)
-        # A device may choose how it computes by the lengths it sees when a step is captured.
-        self._staging.seq_lens.array[:num_seqs] = self._per_seq
+        self._staging.seq_lens.array[:num_seqs] = seq_len
 
     def send(self, num_seqs: int) -> Frame:
         """The frame on the device."""

@@ -25,6 +25,11 @@ class CaptureSizes:
     rows_per_seq: int
     sizes: tuple[int, ...]
 
+    @property
+    def num_seqs(self) -> tuple[int, ...]:
+        """Sequences of each size."""
+        return tuple(size // self.rows_per_seq for size in self.sizes)
+
     def fitting(self, num_scheduled: Ints) -> int | None:
         """Sequences in the smallest captured step that holds a step; None for none.
 

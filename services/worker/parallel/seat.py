@@ -27,6 +27,10 @@ _SHARED_SETTINGS = (
     "weight_nz_mode",
     "moe_comm_method",
     "check_rows",
+    "cudagraph_mode",
+    "cudagraph_capture_sizes",
+    "max_cudagraph_capture_size",
+    "enforce_eager",
     "stall_timeout_s",
 )
 _MARGIN_S = 5.0

@@ -174,3 +174,45 @@ def _step(harness: Harness) -> None:
         if side.results:
             harness.take_result(replica)
     assert harness.core.num_in_flight_at(0) == harness.core.num_in_flight_at(1)
+
+
+def test_a_tick_is_captured_where_no_replica_has_more_than_decodes() -> None:
+    capacities = [
+        dataclasses.replace(one, captured_num_seqs=(1, 2, 8))
+        for one in world(num_speculative_tokens=1, max_num_seqs=16)
+    ]
+    core = start(capacities)
+    for number in range(6):
+        core.submit(submission(entry(4), request_id=f"r{number}"), Outlet(), 0.0)
+    steps = run(core, capacities)
+    seen = set()
+    for plans in steps:
+        tick = plans[0].tick
+        assert tick is not None
+        most = max(max(plan.num_scheduled_tokens, default=0) for plan in plans)
+        rows = max(len(plan.rows) for plan in plans)
+        if most > 2:
+            assert tick.captured_num_seqs == 0
+        else:
+            assert tick.captured_num_seqs == min(size for size in (1, 2, 8) if size >= rows)
+            assert tick.num_tokens == 2 * tick.captured_num_seqs
+            # The method is that of the padded step, which is the one that was captured.
+            assert tick.moe_method == (3 if tick.num_tokens <= 8 else 1)
+        seen.add(tick.captured_num_seqs)
+    assert {0, 8} <= seen
+
+
+def test_a_step_larger_than_all_captured_ones_is_not_captured() -> None:
+    capacities = [dataclasses.replace(one, captured_num_seqs=(1,)) for one in world()]
+    core = start(capacities)
+    for number in range(4):
+        core.submit(submission(entry(1), request_id=f"r{number}"), Outlet(), 0.0)
+    assert {
+        plans[0].tick.captured_num_seqs for plans in run(core, capacities) if plans[0].tick
+    } == {0}
+
+
+def test_replicas_that_captured_other_sizes_are_no_world() -> None:
+    first, second = world()
+    with pytest.raises(WorkerContractError, match="worker 1 has other captured_num_seqs"):
+        check_world([first, dataclasses.replace(second, captured_num_seqs=(4,))])

@@ -270,10 +270,13 @@ async def test_a_worker_that_used_up_the_epochs_breaks_the_contract(folder: str)
 
 
 def test_a_tick_and_what_it_is_chosen_from_cross_the_border() -> None:
-    tick = Tick(num_tokens=5, moe_method=2, num_draft_passes=3, num_draft_rows=4)
+    tick = Tick(
+        num_tokens=5, moe_method=2, num_draft_passes=3, num_draft_rows=4, captured_num_seqs=6
+    )
     message = plan_to_proto(replace(PLAN, tick=tick)).tick
     assert (message.num_tokens, message.moe_method) == (5, worker_pb2.MOE_METHOD_ALLTOALL)
     assert (message.num_draft_passes, message.num_draft_rows) == (3, 4)
+    assert message.captured_num_seqs == 6
     assert not plan_to_proto(PLAN).HasField("tick")
     bounds = [
         worker_pb2.MoeMethodBound(max_num_tokens=8, method=worker_pb2.MOE_METHOD_MC2),
@@ -289,9 +292,14 @@ def test_a_tick_and_what_it_is_chosen_from_cross_the_border() -> None:
     }
     found = capacity_from_proto(
         worker_pb2.WorkerCapacity(
-            **sizes, data_parallel_size=2, data_parallel_rank=1, moe_methods=bounds
+            **sizes,
+            data_parallel_size=2,
+            data_parallel_rank=1,
+            moe_methods=bounds,
+            captured_num_seqs=[1, 4],
         )
     )
     assert (found.data_parallel_size, found.data_parallel_rank) == (2, 1)
     assert found.moe_methods == ((8, 3), (64, 1))
+    assert found.captured_num_seqs == (1, 4)
     assert capacity_from_proto(worker_pb2.WorkerCapacity(**sizes)).data_parallel_size == 1

@@ -34,6 +34,7 @@ def _tick_message(tick: Tick) -> worker_pb2.Tick:
         moe_method=f"MOE_METHOD_{tick.method.name}",
         num_draft_passes=tick.num_draft_passes,
         num_draft_rows=tick.num_draft_rows,
+        captured_num_seqs=tick.captured_num_seqs,
     )
 
 

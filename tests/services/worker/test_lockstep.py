@@ -1,6 +1,6 @@
 """What forwards are made in a step, and what each is told of the others."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from services.worker.dummy import dummy_step
+from services.worker.graphs.sizes import CaptureSizes
 from services.worker.lockstep import Lockstep, OwnPace, limit_drafts
 from services.worker.model.metadata import StepMetadata
 from services.worker.parallel.moe_method import MoeMethod, MoeRules
@@ -29,7 +30,12 @@ class Forwards:
     drafts: list[StepMetadata] = field(default_factory=list)
 
     def make(
-        self, *, num_replicas: int = 2, row_multiple: int = 1, has_mtp: bool = True
+        self,
+        *,
+        num_replicas: int = 2,
+        row_multiple: int = 1,
+        has_mtp: bool = True,
+        sizes: CaptureSizes | None = None,
     ) -> Lockstep:
         return Lockstep(
             RULES,
@@ -39,6 +45,7 @@ class Forwards:
             run_idle=self.steps.append,
             run_idle_draft=self.drafts.append if has_mtp else None,
             device=CPU,
+            sizes=sizes,
         )
 
 
@@ -119,6 +126,44 @@ def test_sizes_are_padded_as_steps_are() -> None:
 def test_a_plan_that_does_not_fit_its_tick_is_refused(plan: StepPlan, said: str) -> None:
     with pytest.raises(ContractError, match=said):
         Forwards().make().begin(plan)
+
+
+SIZES = CaptureSizes(rows_per_seq=4, sizes=(4, 8, 32))
+
+
+def captured(num_seqs: int, num_tokens: int) -> Tick:
+    return replace(TICK, num_tokens=num_tokens, captured_num_seqs=num_seqs)
+
+
+def test_all_replicas_take_the_captured_step_of_the_tick() -> None:
+    pace = Forwards().make(sizes=SIZES)
+    assert pace.captured_num_seqs() is None
+    pace.begin(plan_of(4, captured(2, 8)))
+    assert pace.captured_num_seqs() == 2
+    assert traffic(pace.in_step(step_of(8))) == (MoeMethod.ALLTOALL, 8)
+    pace.begin(plan_of(4))
+    assert pace.captured_num_seqs() == 0
+    assert OwnPace().captured_num_seqs() is None
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "tick", "said", "meets_in"),
+    [
+        (4, captured(3, 12), "captured_num_seqs 3 of the tick is no captured size", 0),
+        (4, captured(2, 9), "num_tokens 9 of the tick is not that of 2 sequences of 4", 0),
+        (5, captured(2, 8), "1 sequences of up to 5 tokens are more than the captured step", 2),
+    ],
+)
+def test_a_captured_step_that_cannot_be_is_refused(
+    num_tokens: int, tick: Tick, said: str, meets_in: int
+) -> None:
+    pace = Forwards().make(sizes=SIZES)
+    with pytest.raises(ContractError, match=said):
+        pace.begin(plan_of(num_tokens, tick))
+    # What all replicas refuse they do without; what one refuses it takes part in without rows.
+    assert pace.captured_num_seqs() == meets_in
+    with pytest.raises(ContractError, match="is no captured size"):
+        Forwards().make().begin(plan_of(4, captured(2, 8)))
 
 
 def test_a_refused_plan_is_still_a_step_for_the_others() -> None:

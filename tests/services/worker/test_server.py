@@ -381,6 +381,7 @@ def ticked(**changes: Any) -> StepPlan:
         "method": MoeMethod.ALLTOALL,
         "num_draft_passes": 3,
         "num_draft_rows": 2,
+        "captured_num_seqs": 4,
     }
     return replace(start(7), tick=Tick(**(values | changes)))
 
@@ -416,6 +417,7 @@ def test_a_worlds_replica_tells_its_place_and_its_methods() -> None:
         data_parallel_size=4,
         data_parallel_rank=2,
         moe_ladder=((64, MoeMethod.MC2), (8192, MoeMethod.ALLTOALL)),
+        captured_num_seqs=(1, 2, 8),
     )
     message = capacity_to_proto(limits, "1")
     assert (message.data_parallel_size, message.data_parallel_rank) == (4, 2)
@@ -423,6 +425,7 @@ def test_a_worlds_replica_tells_its_place_and_its_methods() -> None:
         (64, worker_pb2.MOE_METHOD_MC2),
         (8192, worker_pb2.MOE_METHOD_ALLTOALL),
     ]
+    assert list(message.captured_num_seqs) == [1, 2, 8]
     alone = capacity_to_proto(make_capacity(), "1")
     assert alone.data_parallel_size == 1
     assert not alone.moe_methods

@@ -11,7 +11,7 @@ from services.worker import kv_cache
 from services.worker.dummy import dummy_step
 from services.worker.graphs import choose
 from services.worker.graphs.captured_model import CapturedModel
-from services.worker.graphs.choose import capture_steps
+from services.worker.graphs.choose import Capture, capture_steps
 from services.worker.graphs.recorded_model import RecordedModel
 from services.worker.loading.load import load_model
 from services.worker.model.config import ModelConfig
@@ -20,6 +20,7 @@ from services.worker.model.spec import ModelSpec
 from services.worker.model_build import build_model_executor
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops.native import Native
+from services.worker.parallel.moe_method import MoeMethod
 from services.worker.settings import WorkerSettings
 from tests.services.worker.plans import make_capacity
 
@@ -122,3 +123,37 @@ def test_a_device_captures_by_itself_at_the_sizes_of_vllm(
     assert capture.model._capturer == "of the device"
     assert capture.sizes is not None
     assert capture.sizes.sizes == (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("device", "kept"),
+    # By all-gather up to 2 tokens, by a fused operator up to 3, by all-to-all above.
+    [("cpu", (1, 2)), ("npu", (1, 2, 3))],
+)
+def test_steps_are_captured_where_ranks_exchange_without_asking_the_host(
+    path: Path, monkeypatch: pytest.MonkeyPatch, device: str, kept: tuple[int, ...]
+) -> None:
+    decoder = load(path, has_mtp=False)
+    caches = kv_cache.allocate(decoder.spec, 4)
+    monkeypatch.setattr(decoder, "device", SimpleNamespace(type=device))
+    monkeypatch.setattr(choose, "DeviceCapturer", lambda: "of the device")
+
+    def method_of(num_tokens: int) -> MoeMethod:
+        methods = (MoeMethod.ALLGATHER, MoeMethod.ALLGATHER, MoeMethod.MC2, MoeMethod.ALLTOALL)
+        return methods[num_tokens - 1]
+
+    flags = {"cudagraph_capture_sizes": (1, 2, 3, 4)}
+    capture = capture_steps(
+        settings(path, **flags), decoder, caches, LIMITS, row_multiple=1, method_of=method_of
+    )
+    assert capture.sizes is not None
+    assert capture.sizes.sizes == kept
+    nothing = capture_steps(
+        settings(path, **flags),
+        decoder,
+        caches,
+        LIMITS,
+        row_multiple=1,
+        method_of=lambda num_tokens: MoeMethod.ALLTOALL,
+    )
+    assert nothing == Capture(model=decoder)

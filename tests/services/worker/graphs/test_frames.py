@@ -104,6 +104,8 @@ def test_a_frame_of_nobody_writes_into_the_scratch_block(table: RowTable) -> Non
     frames = frames_of(table)
     frames.write(active_of(table, TWO), 4)
     frames.write_nothing(4)
+    assert frames.send(4).metadata.seq_lens.tolist() == [0, 0, 0, 0]
+    frames.write_nothing(4, seq_len=3)
     frame = frames.send(4)
     assert not frame.token_ids.any()
     assert frame.metadata.slot_mapping.max() < 4

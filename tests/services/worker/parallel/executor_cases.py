@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from services.worker.graphs.recording import Recording
 from services.worker.orders import Epoch, LocalOrders, RunPlan, StartEpoch, Stop
 from services.worker.parallel.moe_method import MoeMethod
 from services.worker.parallel.topology import Topology
@@ -85,12 +87,16 @@ def run_ranks(
     topology: str,
     jobs: list[list[dict[str, Any]]],
     bad_replica: int | None = None,
+    captured_from: int | None = None,
     **flags: Any,
 ) -> Any:
     """Each replica runs its jobs; its leader returns what became of them.
 
-    A bad replica sends a plan that is refused, then plans without rows.
+    A bad replica sends a refused plan, then plans without rows. From step `captured_from` on,
+    when no prompt is left, ticks ask for captured steps.
     """
+    if captured_from is not None:
+        return _counting_captured(rank, rendezvous, path, topology, jobs, captured_from, **flags)
     settings = rank_settings(rank, rendezvous, path, topology, **flags)
     world, runner, orders = start(settings)
     found: Any = None
@@ -112,6 +118,40 @@ def run_ranks(
     assert not world.verdict, world.verdict
     runner.ready.result(0)
     world.leave()
+    return found
+
+
+def _counting_captured(
+    rank: int,
+    rendezvous: str,
+    path: str,
+    topology: str,
+    jobs: list[list[dict[str, Any]]],
+    captured_from: int,
+    **flags: Any,
+) -> Any:
+    """Replicas in ticks, whose steps of all ranks are captured ones from a step on."""
+    settings = rank_settings(rank, rendezvous, path, topology, **flags)
+    run, num_runs = Recording.run, []
+
+    def counted(recording: Recording) -> None:
+        num_runs.append(1)
+        run(recording)
+
+    found: Any = None
+    with mock.patch.object(Recording, "run", counted):
+        world, runner, orders = start(settings)
+        if settings.is_leader:
+            replica = Replica(runner, orders)
+            found = run_in_ticks(replica, settings, jobs, captured_from)
+            orders.put(Stop())
+        assert runner.join(_PATIENCE_S)
+    assert not world.verdict, world.verdict
+    world.leave()
+    # Dummy steps among them: a replica without rows takes the captured step too. Each size (1, 2,
+    # 4, 8 sequences, and 6 where they have drafts) is run once when it is captured.
+    num_sizes = 5 if settings.num_speculative_tokens else 4
+    assert len(num_runs) == num_sizes + _NUM_TICKS - captured_from + 1
     return found
 
 
@@ -139,13 +179,16 @@ def describe(scheduler: MiniScheduler, lives: list[Any]) -> list[dict[str, Any]]
 
 
 def run_in_ticks(
-    replica: Replica, settings: WorkerSettings, jobs: list[list[dict[str, Any]]]
+    replica: Replica,
+    settings: WorkerSettings,
+    jobs: list[list[dict[str, Any]]],
+    captured_from: int | None = None,
 ) -> list[dict[str, Any]]:
     """As many ticks on every replica, with numbers that hold for all: large enough ones here.
 
     A scheduler would know the plans of all replicas; these schedulers only know their own.
     """
-    set_tick(replica, settings)
+    set_tick(replica, settings, captured_from)
     scheduler = MiniScheduler(replica, chunk=12)
     lives = [scheduler.add(**job) for job in jobs[settings.data_parallel_rank]]
     for _ in range(_NUM_TICKS):
@@ -155,22 +198,28 @@ def run_in_ticks(
             scheduler.step += 1
             freed, scheduler._freed = scheduler._freed, []
             result = replica.execute(make_plan(scheduler.step, {}, freed=freed), 0)
-            assert result.failure is None
+            assert result.failure is None, result.failure
     assert not scheduler.live
     return describe(scheduler, lives)
 
 
-def set_tick(replica: Replica, settings: WorkerSettings) -> None:
+def set_tick(replica: Replica, settings: WorkerSettings, captured_from: int | None = None) -> None:
     num_drafts = settings.num_speculative_tokens
     most = 24 + 8 * (1 + num_drafts)
     ladder = replica.capacity.moe_ladder
     method = next(method for bound, method in ladder if most <= bound)
-    replica.make_tick = lambda plan: Tick(
+    tick = Tick(
         num_tokens=most,
         method=MoeMethod(method),
         num_draft_passes=num_drafts,
         num_draft_rows=8 if num_drafts else 0,
     )
+    replica.make_tick = lambda plan: tick
+    if captured_from is None:
+        return
+    assert replica.capacity.captured_num_seqs[-1] == 8
+    captured = replace(tick, num_tokens=8 * (1 + num_drafts), captured_num_seqs=8)
+    replica.make_tick = lambda plan: tick if plan.step < captured_from else captured
 
 
 def run_rejected(replica: Replica) -> list[str]:

@@ -107,6 +107,29 @@ def test_ranks_together_say_what_one_says_alone(
             assert (ours.num_top_logprobs == theirs.num_top_logprobs).all()
 
 
+@pytest.mark.parametrize(
+    ("layout", "num_drafts"), [("dp2,ep", 0), ("dp2,ep", 3), ("dp2,tp2,ep", 3)]
+)
+def test_replicas_take_captured_steps_together(
+    ranks: Ranks, checkpoint: Path, alone: Callable[..., Any], layout: str, num_drafts: int
+) -> None:
+    topology = Topology.parse(layout)
+    found = ranks.run(
+        topology.world_size,
+        "executor_cases:run_ranks",
+        path=str(checkpoint),
+        topology=layout,
+        jobs=JOBS,
+        captured_from=8,
+        moe_comm_method="allgather",
+        num_speculative_tokens=num_drafts,
+    )
+    leaders = [rank for rank, results in enumerate(found) if results is not None]
+    assert [topology.coordinates(rank).dp_rank for rank in leaders] == [0, 1]
+    for replica, rank in enumerate(leaders):
+        assert found[rank][:-1] == alone(replica, num_drafts)[:-1]
+
+
 @pytest.mark.parametrize("num_drafts", [0, 3])
 def test_a_replica_whose_plan_is_refused_keeps_step_with_the_others(
     ranks: Ranks, checkpoint: Path, alone: Callable[..., Any], num_drafts: int
