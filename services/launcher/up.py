@@ -36,10 +36,10 @@ def run_up(argv: Sequence[str]) -> int:
     for line in (*start.lines, *unread_variables(UpSettings, os.environ)):
         sys.stderr.write(f"glm-mesh: note: {line}\n")
     settings = start.settings
-    port = claim_port(settings.host, settings.port)
-    # gRPC would print a line at each start of a child; children are started by exec anyway.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    return asyncio.run(_run(start, port))
+    with claim_port(settings.host, settings.port) as claim:
+        # gRPC would print a line at each start of a child; children are started by exec anyway.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        return asyncio.run(_run(start, claim.getsockname()[1]))
 
 
 async def _run(start: Start, port: int) -> int:
@@ -70,8 +70,11 @@ async def _run(start: Start, port: int) -> int:
     return await supervisor.run(stop, start_timeout_s=settings.start_timeout_s)
 
 
-def claim_port(host: str, port: int) -> int:
-    """Check that the port can be bound, before anything is started; port 0 picks a free one.
+def claim_port(host: str, port: int) -> socket.socket:
+    """Keep a port before anything is started; port 0 picks a free one.
+
+    As long as the socket is open the port is nobody else's, whatever ports the other services and
+    ranks are given while they start; the frontend can listen on it all the same, again and again.
 
     Raises:
         ConfigError: It is taken, or the host is no address of this machine.
@@ -80,17 +83,20 @@ def claim_port(host: str, port: int) -> int:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            bound: int = probe.getsockname()[1]
-            return bound
+        claim = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            claim.bind(address)
+        except BaseException:
+            claim.close()
+            raise
     except socket.gaierror as error:
         raise ConfigError(f"--host {host}: {error.strerror}") from None
     except OSError as error:
         raise ConfigError(
             f"--port {port} of {host}: {error.strerror}; choose another with --port"
         ) from None
+    return claim
 
 
 def base_url(host: str, port: int) -> str:

@@ -2,6 +2,7 @@ import socket
 
 import pytest
 
+from services.frontend.http_server import bind
 from services.launcher.up import base_url, claim_port, run_up
 from shared.errors import ConfigError
 
@@ -17,8 +18,14 @@ def test_a_taken_port_is_named_before_anything_starts() -> None:
             run_up(["--port", str(port)])
 
 
-def test_port_zero_takes_a_free_one() -> None:
-    assert claim_port("127.0.0.1", 0) > 0
+def test_port_zero_takes_a_free_one_and_keeps_it_for_the_frontend() -> None:
+    with claim_port("127.0.0.1", 0) as claim:
+        port = claim.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):  # a frontend that is started again
+            with bind("127.0.0.1", port):
+                socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_an_unknown_host_is_named() -> None:
@@ -52,7 +59,7 @@ def test_help_names_the_options_of_vllm_as_well(capsys: pytest.CaptureFixture[st
 def test_what_has_no_effect_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def give_up(host: str, port: int) -> int:
+    def give_up(host: str, port: int) -> socket.socket:
         raise ConfigError(f"{host} {port}")
 
     monkeypatch.setattr("services.launcher.up.claim_port", give_up)
