@@ -213,6 +213,7 @@ def _submit_to_proto(submit: TokenSubmit, stream_ids: list[int]) -> scheduler_pb
         timeout_ms=submit.timeout_ms,
         cache_salt=submit.cache_salt,
         tenant_id=submit.tenant_id,
+        first_token_timeout_ms=submit.first_token_timeout_ms,
     )
 
 

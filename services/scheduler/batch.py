@@ -12,79 +12,33 @@ blocks are there for the most that plans in flight can keep. Nobody is pushed ou
 Laws
 - A plan names a row once, takes `max_num_batched_tokens` at most, decoding rows first.
 - Blocks for everything that is known of a sequence are taken at its admission, and only while one
-  further block per growing sequence stays free: a preempted sequence cannot push out another at
-  once. Later it grows a block at a time; when none is left, the latest admitted gives way.
+  further block per growing sequence stays free, beside the watermark. Later it grows a block at a
+  time; when none is left, one gives way (`policy.py`).
+- A sequence that gave way comes back when all that run, itself included, have room for two further
+  blocks, at its next return for four, and so on: it cannot lose its place again and again.
+- Those that wait start in the order of the queue; one that does not fit is passed (`passing.py`).
 - The tokens of a result go to the sequences that its plan recorded, whoever has the row by then.
 - A broken rule of the worker raises `WorkerContractError`; the batch is of no use afterwards.
 """
 
-from array import array
 from collections import deque
 
 from services.scheduler.draft_counts import DraftCounts
 from services.scheduler.holdings import Holdings
 from services.scheduler.limits import Limits
+from services.scheduler.pace import StepClock
+from services.scheduler.passing import Passing
 from services.scheduler.plan import NewSequence, StepPlan, StepResult, WorkerContractError
+from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.results import BatchOwner, PlanRecord, deliver, match
 from services.scheduler.sequence import FindCachedBlocks, Sequence, SequenceState
+from services.scheduler.throttle import PromptThrottle
 from services.scheduler.waiting import WaitingQueue
 
-
-class PlanBuilder:
-    """The columns of a plan under construction."""
-
-    __slots__ = (
-        "computed",
-        "new_blocks",
-        "new_sequences",
-        "num_new_blocks",
-        "rows",
-        "scheduled",
-        "sequences",
-        "step",
-    )
-
-    def __init__(self, step: int, decodes: list[Sequence], num_decode_tokens: int) -> None:
-        """One token and its drafts for each of `decodes`, none of which needs a block."""
-        self.step = step
-        self.sequences = decodes
-        self.rows = [s.row for s in decodes]
-        self.computed = [s.num_planned_tokens for s in decodes]
-        self.scheduled = [num_decode_tokens] * len(decodes)
-        self.num_new_blocks = [0] * len(decodes)
-        self.new_blocks = array("I")
-        self.new_sequences: list[NewSequence] = []
-        for sequence in decodes:
-            sequence.num_planned_tokens += 1
-            sequence.num_steps += 1
-            sequence.last_step = step
-
-    def add(self, sequence: Sequence, count: int, num_drafts: int = 0) -> None:
-        """Tokens of one further sequence, and the blocks that the worker does not know."""
-        new_blocks = sequence.blocks[sequence.num_sent_blocks :]
-        sequence.num_sent_blocks = len(sequence.blocks)
-        self.sequences.append(sequence)
-        self.rows.append(sequence.row)
-        self.computed.append(sequence.num_planned_tokens)
-        self.scheduled.append(count + num_drafts)
-        self.num_new_blocks.append(len(new_blocks))
-        self.new_blocks.extend(new_blocks)
-        sequence.num_planned_tokens += count
-        sequence.num_steps += 1
-        sequence.last_step = self.step
-
-    def build(self, freed_rows: list[int]) -> StepPlan:
-        """The plan."""
-        return StepPlan(
-            step=self.step,
-            rows=self.rows,
-            num_scheduled_tokens=self.scheduled,
-            num_computed_tokens=self.computed,
-            num_new_blocks=self.num_new_blocks,
-            new_blocks=self.new_blocks,
-            new_sequences=self.new_sequences,
-            freed_rows=freed_rows,
-        )
+# So many that wait are looked at in a step: the next one, and those that may pass it.
+MAX_CANDIDATES = 8
+# Room for 2**6 blocks each is all that a sequence waits for after many preemptions.
+MAX_DOUBLINGS = 6
 
 
 class Batch:
@@ -95,6 +49,7 @@ class Batch:
         waiting: Queue from which sequences are admitted and to which preempted ones go.
         owner: Is told what results mean.
         find_cached_blocks: The prefix cache.
+        clock: Follows the steps of the replica.
     """
 
     def __init__(
@@ -103,6 +58,7 @@ class Batch:
         waiting: WaitingQueue,
         owner: BatchOwner,
         find_cached_blocks: FindCachedBlocks,
+        clock: StepClock,
     ) -> None:
         """Nothing runs, nothing is in flight."""
         self.limits = limits
@@ -113,7 +69,15 @@ class Batch:
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.drafts = DraftCounts(limits.num_speculative_tokens)
+        self.num_recomputed_tokens = 0
         self._waiting = waiting
+        self._policy = waiting.policy
+        self._throttle = PromptThrottle(limits)
+        self._clock = clock
+        # Time of the last plan.
+        self._now = 0.0
+        # What stopped the last walk along the queue: nothing starts before it changes.
+        self._stopped_at: tuple[int, ...] | None = None
         self._owner = owner
         self._find_cached_blocks = find_cached_blocks
         self._decoding: list[Sequence] = []
@@ -142,10 +106,15 @@ class Batch:
         """The next plan; None when the window is full or nothing can be ordered."""
         if len(self._in_flight) >= self.limits.max_plans_in_flight:
             return None
+        self._now = now
+        if self._policy.is_priority and len(self._waiting):
+            self._displace(now)
         num_preemptions = self.num_preemptions
         builder = self._plan_decodes()
         budget = self.limits.max_num_batched_tokens
         budget -= len(builder.sequences) * self.limits.num_decode_tokens
+        num_others = len(builder.sequences) + len(self._catching_up) + len(self._waiting)
+        self._throttle.begin(has_others=num_others > 1)
         budget = self._plan_chunks(builder, budget)
         if num_preemptions == self.num_preemptions:
             self._admit(builder, budget, now)
@@ -157,13 +126,16 @@ class Batch:
 
     def _issue(self, builder: PlanBuilder) -> StepPlan:
         plan = builder.build(self.holdings.announce(builder.step))
-        self._in_flight.append(PlanRecord(plan, builder.sequences))
+        record = PlanRecord(plan, builder.sequences)
+        record.planned_at, record.num_prompt_tokens = self._now, builder.num_prompt_tokens
+        self._in_flight.append(record)
         self._next_step += 1
         return plan
 
     def remove(self, sequence: Sequence, state: SequenceState) -> None:
         """Take a running sequence out; its row and blocks come back when that is safe."""
         del self.running[sequence]
+        self._policy.charge_output(sequence)
         self._num_growable -= sequence.is_growable
         self.holdings.release(sequence)
         sequence.leave(state)
@@ -212,12 +184,13 @@ class Batch:
         while holdings.num_free_blocks < needed:
             if not is_certain or holdings.num_free_blocks + self._num_coming_back() >= needed:
                 return False
-            victim = next(reversed(self.running))
+            victim = self._policy.victim(self.running)
             self._preempt(victim)
             if victim is sequence:
                 return False
         if needed > 0:
             holdings.take_blocks(sequence, needed)
+        self._policy.charge_output(sequence)
         self._set_plan_limit(sequence)
         return True
 
@@ -248,7 +221,7 @@ class Batch:
         self.remove(sequence, SequenceState.WAITING)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.push_front(sequence)
+        self._waiting.add(sequence, self._now)
 
     def _set_plan_limit(self, sequence: Sequence) -> None:
         """Adapt the limit to the blocks that the sequence has now."""
@@ -278,7 +251,9 @@ class Batch:
     def _plan_chunk(self, builder: PlanBuilder, sequence: Sequence, budget: int) -> int:
         """As many tokens as the budget allows; returns how many."""
         missing = sequence.num_tokens - sequence.num_planned_tokens
-        count = min(missing, budget)
+        count = self._throttle.count_for(missing, budget)
+        self._throttle.note(missing, count)
+        builder.num_prompt_tokens += count
         builder.add(sequence, count)
         if count == missing:
             self._decoding.append(sequence)
@@ -286,31 +261,103 @@ class Batch:
             self._catching_up.append(sequence)
         return count
 
+    def _displace(self, now: float) -> None:
+        """Push out running sequences for a more urgent one that waits for a row or for blocks."""
+        head = self._waiting.head(now)
+        if head is None or self.holdings.is_in_flight(head):
+            return
+        victims = self._policy.displaceable(self.running, head)
+        if not victims:
+            return
+        lacks_row = len(self.running) >= self.limits.max_num_seqs
+        lacking = self.limits.blocks_for(self._positions(head)) + self._reserve(head)
+        lacking -= self.holdings.num_free_blocks + self.holdings.num_deferred
+        if lacking > sum(len(s.blocks) for s in victims):
+            return
+        for victim in victims:
+            if not lacks_row and lacking <= 0:
+                return
+            lacks_row = False
+            lacking -= len(victim.blocks)
+            victim.num_displacements += 1
+            self._preempt(victim)
+
     def _admit(self, builder: PlanBuilder, budget: int, now: float) -> None:
-        """Give rows and blocks to waiting sequences, in order, until one has to wait."""
-        holdings, limits = self.holdings, self.limits
-        while budget and len(self.running) < limits.max_num_seqs and holdings.has_free_row:
-            sequence = self._waiting.head
-            if sequence is None or holdings.is_in_flight(sequence):
+        """Give rows and blocks to waiting sequences, in order, as far as there is room."""
+        if not budget or not len(self._waiting):
+            return
+        mark = (self._waiting.version, self.holdings.num_free_blocks, len(self.running), int(now))
+        if mark == self._stopped_at and self.running:
+            return
+        passing = Passing()
+        is_stopped_by_blocks = True
+        for sequence in self._waiting.candidates(now, MAX_CANDIDATES):
+            if not budget or not self._has_row():
                 return
             cached = self._find_cached_blocks(sequence)
-            # With room for the first drafts, which are proposed behind the last known token.
-            most = sequence.num_tokens + limits.num_proposal_tokens
-            needed = limits.blocks_for(min(most, sequence.total_limit - 1)) - len(cached)
-            # Alone it always fits; beside others it may not take what they need next.
-            if holdings.num_free_blocks - needed < self._num_growable:
-                return
-            self._waiting.remove(sequence)
+            needed = self.limits.blocks_for(self._positions(sequence)) - len(cached)
+            if self.holdings.is_in_flight(sequence):
+                is_stopped_by_blocks = False
+                passing.stop(sequence, needed)
+                continue
+            if not passing.allows(needed) or not self._has_room(sequence, needed):
+                passing.stop(sequence, needed)
+                continue
+            missing = sequence.num_tokens - len(cached) * self.limits.block_size
+            if not self._throttle.may_start(missing, budget):
+                is_stopped_by_blocks = False
+                continue
+            passing.note(needed)
+            self._waiting.take(sequence, now)
             self._start(sequence, cached, needed, now)
             builder.new_sequences.append(_describe(sequence))
             budget -= self._plan_chunk(builder, sequence, budget)
+            is_stopped_by_blocks = False
+        self._stopped_at = mark if is_stopped_by_blocks else None
+
+    def _has_row(self) -> bool:
+        return len(self.running) < self.limits.max_num_seqs and self.holdings.has_free_row
+
+    def _positions(self, sequence: Sequence) -> int:
+        """Positions that need a block when the sequence starts.
+
+        With room for the first drafts, which are proposed behind the last known token.
+        """
+        most = sequence.num_tokens + self.limits.num_proposal_tokens
+        return min(most, sequence.total_limit - 1)
+
+    def _has_room(self, sequence: Sequence, needed: int) -> bool:
+        """Alone it always fits; beside others it may not take what they need next."""
+        return self.holdings.num_free_blocks - needed >= self._reserve(sequence)
+
+    def _reserve(self, sequence: Sequence) -> int:
+        """Blocks that stay free beside those that a sequence starts with."""
+        if not self.running:
+            return 0
+        reserve = self._num_growable
+        if sequence.num_preemptions:
+            most = 1 << min(sequence.num_preemptions, MAX_DOUBLINGS)
+            reserve = sum(self._growth(s, most) for s in self.running)
+            reserve += self._growth(sequence, most)
+        return reserve + self.limits.num_watermark_blocks
+
+    def _growth(self, sequence: Sequence, most: int) -> int:
+        """Blocks that the sequence may come to need, `most` of them at most."""
+        held = len(sequence.blocks) or self.limits.blocks_for(self._positions(sequence))
+        return min(most, self.limits.blocks_for(sequence.total_limit - 1) - held)
 
     def _start(self, sequence: Sequence, cached: list[int], needed: int, now: float) -> None:
         """The sequence runs."""
+        missing = sequence.num_tokens - len(cached) * self.limits.block_size
         if sequence.planned_at is None:
             sequence.planned_at = now
             self.num_prompt_tokens += sequence.num_prompt_tokens
+            self._policy.charge_prompt(sequence, missing)
+        else:
+            self.num_recomputed_tokens += missing
+        sequence.num_passed_blocks = 0
         self._num_admissions += 1
+        self._clock.num_started += 1
         sequence.admission = self._num_admissions
         sequence.state = SequenceState.RUNNING
         sequence.row = self.holdings.take_row()
@@ -332,9 +379,12 @@ class Batch:
         match(record, result, self.limits)
         self._in_flight.popleft()
         self.holdings.settle(result.step)
+        wait_s = result.wait_us / 1e6
+        self._clock.finished(record.planned_at, now, record.num_prompt_tokens, wait_s)
         self.num_output_tokens += deliver(record, result, self._owner, now, self.limits)
         if self.limits.num_speculative_tokens:
             self.drafts.add(result.num_drafted_tokens, result.num_accepted_tokens)
+        self._clock.left(has_work=bool(self.running) or bool(len(self._waiting)))
 
     def check(self) -> None:
         """Assert the laws of the batch; for tests."""

@@ -15,13 +15,17 @@ Laws
 import dataclasses
 
 from services.scheduler.admission import check_fit, check_submission
+from services.scheduler.backlog import Backlog, check_first_token, check_room
 from services.scheduler.batch import Batch
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
+from services.scheduler.pace import QueuePace
+from services.scheduler.passing import Passing
 from services.scheduler.placement import choose_replica
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
+from services.scheduler.policy import Policy
 from services.scheduler.replica import Replica, add_counters, blocks_to_start, check_alike
 from services.scheduler.sequence import (
     NOWHERE,
@@ -36,9 +40,9 @@ from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 
-# Bounds of the wait that a refused client is told, milliseconds.
-MIN_RETRY_MS, MAX_RETRY_MS = 500, 30_000
 MAX_LOSSES = 2
+# So many that wait are looked at when a replica has room: the next one, and those that may pass it.
+MAX_PLACEABLE = 8
 
 _FINISH_REASONS = {
     FinishCode.EOS: FinishReason.STOP,
@@ -67,11 +71,14 @@ class SchedulerCore:
         self._config = config
         self._find_cached_blocks = find_cached_blocks
         self._limits: Limits | None = None
-        self._waiting = WaitingQueue()
+        self._policy = Policy(config)
+        self._waiting = WaitingQueue(self._policy)
         is_single = num_replicas == 1
         self._replicas = [
-            Replica(self._waiting if is_single else WaitingQueue()) for _ in range(num_replicas)
+            Replica(self._waiting if is_single else WaitingQueue(self._policy))
+            for _ in range(num_replicas)
         ]
+        self._pace = QueuePace()
         # A single replica has nothing to choose: all that waits is placed.
         self._unplaced = 0 if is_single else NOWHERE
         self._deadlines = Deadlines()
@@ -100,8 +107,13 @@ class SchedulerCore:
             sequence.replica = self._unplaced
             request.live.append(sequence)
             outlet.sequences[entry.stream_id] = sequence
-            self._waiting.append(sequence)
+            self._policy.shares.enter(sequence.tenant_id)
+            self._waiting.add(sequence, now)
             self._deadlines.add(sequence, deadline)
+            if submission.first_token_timeout_ms:
+                self._deadlines.add_first_token(
+                    sequence, now + submission.first_token_timeout_ms / 1000
+                )
         return [Verdict(stream_id=s.stream_id) for s in submission.sequences]
 
     def abort(
@@ -155,11 +167,18 @@ class SchedulerCore:
     # -- time --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """End the sequences whose time is over."""
-        for sequence in self._deadlines.expired(now):
+        """End the sequences whose time is over, look at how fast the queue gets shorter."""
+        num_started = sum(replica.clock.num_started for replica in self._replicas)
+        self._pace.look(now, num_started, is_waiting=bool(self._num_waiting))
+        for sequence, is_first_late in self._deadlines.expired(now):
             waited_ms = round((now - sequence.arrived_at) * 1000)
+            text = f"the time limit is over after {waited_ms} ms"
+            if is_first_late:
+                text = f"no first token within {waited_ms} ms"
             error = RequestError(
-                FailureReason.DEADLINE_EXCEEDED, f"the time limit is over after {waited_ms} ms"
+                FailureReason.DEADLINE_EXCEEDED,
+                text,
+                field="first_token_timeout_ms" if is_first_late else None,
             )
             self._end(sequence, now, failure=error)
 
@@ -184,7 +203,7 @@ class SchedulerCore:
                 self._end(sequence, now, failure=error)
             else:
                 sequence.cut_to(limits.max_sequence_len)
-        opened.batch = Batch(limits, opened.waiting, self, self._find_cached_blocks)
+        opened.batch = Batch(limits, opened.waiting, self, self._find_cached_blocks, opened.clock)
 
     def worker_lost(
         self, error: RequestError, now: float, *, can_resume: bool, replica: int = 0
@@ -193,21 +212,22 @@ class SchedulerCore:
         lost = self._replicas[replica]
         ran = lost.close()
         if lost.waiting is not self._waiting:
-            for sequence in reversed(list(lost.waiting)):
+            for sequence in list(lost.waiting):
                 lost.waiting.remove(sequence)
-                self._wait_again(sequence)
-        for sequence in reversed(ran):
+                self._wait_again(sequence, now)
+        for sequence in ran:
             sequence.leave(SequenceState.WAITING)
             sequence.blocks = []
             sequence.num_losses += 1
-            self._wait_again(sequence)
+            self._policy.charge_output(sequence)
+            self._wait_again(sequence, now)
             if not can_resume or sequence.num_losses >= MAX_LOSSES:
                 self._end(sequence, now, failure=error)
 
-    def _wait_again(self, sequence: Sequence) -> None:
+    def _wait_again(self, sequence: Sequence, now: float) -> None:
         sequence.replica = self._unplaced
         sequence.last_step = 0
-        self._waiting.push_front(sequence)
+        self._waiting.add(sequence, now)
 
     def fail_all(self, error: RequestError, now: float) -> None:
         """End every live sequence."""
@@ -221,7 +241,7 @@ class SchedulerCore:
         if batch is None:
             return None
         if self._unplaced == NOWHERE:
-            self._place()
+            self._place(now)
         return batch.plan(now)
 
     def plan_nothing(self, replica: int) -> StepPlan:
@@ -236,19 +256,29 @@ class SchedulerCore:
         assert batch is not None, "a result outside an epoch"
         batch.take_result(result, now)
 
-    def _place(self) -> None:
-        """Give what waits to replicas that have room, first come, first served."""
-        while (sequence := self._waiting.head) is not None:
-            assert self._limits is not None
-            number = choose_replica(
-                [replica.work() for replica in self._replicas],
-                blocks_to_start(sequence, self._limits),
-            )
-            if number is None:
-                return
-            self._waiting.remove(sequence)
-            sequence.replica = number
-            self._replicas[number].waiting.append(sequence)
+    def _place(self, now: float) -> None:
+        """Give what waits to replicas that have room, in the order of the queue."""
+        placed = 1
+        while placed and len(self._waiting):
+            placed = 0
+            passing = Passing()
+            for sequence in self._waiting.candidates(now, MAX_PLACEABLE):
+                placed += self._place_one(sequence, passing, now)
+
+    def _place_one(self, sequence: Sequence, passing: Passing, now: float) -> bool:
+        assert self._limits is not None
+        needed = blocks_to_start(sequence, self._limits)
+        number = None
+        if passing.allows(needed):
+            number = choose_replica([replica.work() for replica in self._replicas], needed)
+        if number is None:
+            passing.stop(sequence, needed)
+            return False
+        passing.note(needed)
+        self._waiting.take(sequence, now)
+        sequence.replica = number
+        self._replicas[number].waiting.add(sequence, now)
+        return True
 
     # -- what the batch tells (results.BatchOwner) ---------------------------------------------
 
@@ -374,21 +404,26 @@ class SchedulerCore:
                 f"request {submission.request_id} is live",
                 field="request_id",
             )
-        head, num_waiting = self._waiting.head, self._num_waiting
-        if head is not None:
-            config = self._config
-            num_tokens = self._num_waiting_tokens + sum(
-                len(s.prompt_token_ids) + len(s.output_token_ids) for s in submission.sequences
-            )
-            if num_waiting >= config.max_queued_requests or num_tokens > config.max_queued_tokens:
-                waited_ms = round((now - head.arrived_at) * 1000)
-                raise RequestError(
-                    FailureReason.QUEUE_FULL,
-                    f"{num_waiting} sequences wait, the bounds are {config.max_queued_requests} "
-                    f"sequences and {config.max_queued_tokens} tokens",
-                    retry_after_ms=min(max(waited_ms, MIN_RETRY_MS), MAX_RETRY_MS),
-                )
+        num_tokens = sum(
+            len(s.prompt_token_ids) + len(s.output_token_ids) for s in submission.sequences
+        )
+        backlog = self._backlog()
+        check_room(backlog, self._config, num_tokens)
+        if submission.first_token_timeout_ms:
+            before = self._waiting.tokens_before(submission.tenant_id, num_tokens)
+            limit_s = submission.first_token_timeout_ms / 1000
+            check_first_token(backlog, limit_s, num_tokens, before)
         return self._limits
+
+    def _backlog(self) -> Backlog:
+        open_ones = [(r, r.batch) for r in self._replicas if r.batch]
+        return Backlog(
+            num_sequences=self._num_waiting,
+            num_tokens=self._num_waiting_tokens,
+            num_catch_up_tokens=sum(batch.num_catch_up_tokens for _, batch in open_ones),
+            sequences_per_s=self._pace.per_s,
+            prompt_tokens_per_s=sum(r.clock.prompt_tokens_per_s for r, _ in open_ones),
+        )
 
     def _end(
         self,
@@ -416,6 +451,7 @@ class SchedulerCore:
         if not request.live:
             del self._requests[request.request_id]
         del outlet.sequences[sequence.stream_id]
+        self._policy.shares.leave(sequence.tenant_id)
         self._deadlines.ended()
         if num_output_tokens is None:
             num_output_tokens = len(sequence.output_token_ids)

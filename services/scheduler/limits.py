@@ -5,12 +5,18 @@ from dataclasses import dataclass
 from services.scheduler.plan import Capacity
 from shared.errors import ConfigError
 
+# Below this a prompt is not worth cutting: a step has costs of its own.
+MIN_LONG_TOKENS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
     """Settings of the scheduler core; 0 for a maximum means "as the worker says".
 
-    `policy` is the order in which waiting sequences are admitted; only "fcfs" is built.
+    `policy` is the order in which waiting sequences are admitted, "fcfs" or "priority".
+    `watermark` is the share of blocks that admission leaves free beside running sequences.
+    A prompt with more than `long_prefill_token_threshold` tokens to go is a long one and gets so
+    many of a step that others need as well; None is a quarter of the step, 0 calls none long.
     """
 
     max_num_seqs: int = 0
@@ -21,6 +27,12 @@ class CoreConfig:
     max_plans_in_flight: int = 1
     max_timeout_s: float = 3600.0
     policy: str = "fcfs"
+    priority_ageing_s: float = 30.0
+    enable_fair_share: bool = True
+    watermark: float = 0.0
+    long_prefill_token_threshold: int | None = None
+    max_num_partial_prefills: int = 4
+    max_long_partial_prefills: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values outside their bounds."""
@@ -30,6 +42,9 @@ class CoreConfig:
             "max_model_len": 0,
             "max_queued_requests": 1,
             "max_queued_tokens": 1,
+            "priority_ageing_s": 0,
+            "max_num_partial_prefills": 1,
+            "max_long_partial_prefills": 1,
         }
         for name, least in bounds.items():
             value = getattr(self, name)
@@ -39,8 +54,21 @@ class CoreConfig:
             raise ConfigError(f"max_plans_in_flight is {self.max_plans_in_flight}, 1 or 2 needed")
         if not self.max_timeout_s > 0:
             raise ConfigError(f"max_timeout_s is {self.max_timeout_s}, more than 0 needed")
-        if self.policy != "fcfs":
-            raise ConfigError(f"policy is {self.policy!r}, only 'fcfs' is built")
+        self._check_policies()
+
+    def _check_policies(self) -> None:
+        if self.policy not in {"fcfs", "priority"}:
+            raise ConfigError(f"policy is {self.policy!r}, 'fcfs' or 'priority' needed")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark is {self.watermark}, 0 to less than 1 needed")
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ConfigError(
+                f"max_long_partial_prefills is {self.max_long_partial_prefills}, at most "
+                f"max_num_partial_prefills {self.max_num_partial_prefills} allowed"
+            )
+        threshold = self.long_prefill_token_threshold
+        if threshold is not None and threshold < 0:
+            raise ConfigError(f"long_prefill_token_threshold is {threshold}, at least 0 needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +93,12 @@ class Limits:
     """Drafts that a decoding sequence may bring into a step."""
     is_drafting: bool = False
     """Whether results tell about drafts; also where a step has no room for any."""
+    num_watermark_blocks: int = 0
+    """Blocks that admission leaves free beside running sequences."""
+    num_long_tokens: int = 0
+    """A prompt with more tokens to go is long; 0 calls none long."""
+    max_partial_prefills: int = 4
+    max_long_partial_prefills: int = 1
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> "Limits":
@@ -96,6 +130,10 @@ class Limits:
             max_plans_in_flight=config.max_plans_in_flight,
             num_speculative_tokens=num_drafts,
             is_drafting=capacity.num_speculative_tokens > 0,
+            num_watermark_blocks=int(config.watermark * capacity.num_blocks),
+            num_long_tokens=_long_tokens(config, max_num_batched_tokens),
+            max_partial_prefills=config.max_num_partial_prefills,
+            max_long_partial_prefills=config.max_long_partial_prefills,
         )
 
     @property
@@ -121,6 +159,13 @@ class Limits:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+
+def _long_tokens(config: CoreConfig, max_num_batched_tokens: int) -> int:
+    threshold = config.long_prefill_token_threshold
+    if threshold is not None:
+        return threshold
+    return max(MIN_LONG_TOKENS, max_num_batched_tokens // 4)
 
 
 def _least(own: int, worker: int) -> int:

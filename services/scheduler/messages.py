@@ -25,7 +25,10 @@ class SequenceSubmit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One response with 1..N sequences; `timeout_ms` 0 is the configured maximum."""
+    """One response with 1..N sequences.
+
+    `timeout_ms` 0 is the configured maximum, `first_token_timeout_ms` 0 no limit of its own.
+    """
 
     request_id: str
     sequences: tuple[SequenceSubmit, ...]
@@ -35,6 +38,7 @@ class Submission:
     timeout_ms: int = 0
     cache_salt: str = ""
     tenant_id: str = ""
+    first_token_timeout_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import dataclasses
 from services.scheduler.batch import Batch
 from services.scheduler.draft_counts import add_positions
 from services.scheduler.limits import Limits
+from services.scheduler.pace import StepClock
 from services.scheduler.placement import ReplicaWork
 from services.scheduler.plan import WorkerContractError
 from services.scheduler.sequence import Sequence
@@ -29,12 +30,13 @@ _COMMON = (
 class Replica:
     """State of one worker group."""
 
-    __slots__ = ("batch", "limits", "past", "waiting")
+    __slots__ = ("batch", "clock", "limits", "past", "waiting")
 
     def __init__(self, waiting: WaitingQueue) -> None:
         """No epoch yet."""
         self.waiting = waiting
         self.batch: Batch | None = None
+        self.clock = StepClock()
         # Of the epoch that stands, or stood last.
         self.limits: Limits | None = None
         # Counters of the epochs that are over.

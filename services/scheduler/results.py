@@ -34,12 +34,15 @@ class BatchOwner(Protocol):
 class PlanRecord:
     """A plan in flight, and whom it names."""
 
-    __slots__ = ("plan", "sequences")
+    __slots__ = ("num_prompt_tokens", "plan", "planned_at", "sequences")
 
     def __init__(self, plan: StepPlan, sequences: list[Sequence]) -> None:
         """Entry i of `sequences` has row i of the plan."""
         self.plan = plan
         self.sequences = sequences
+        self.planned_at = 0.0
+        # Of rows that have more than one token to go.
+        self.num_prompt_tokens = 0
 
 
 def match(record: PlanRecord, result: StepResult, limits: Limits) -> None:

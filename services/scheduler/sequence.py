@@ -31,12 +31,14 @@ class SequenceState(enum.IntEnum):
 class Request:
     """The sequences that were submitted together, as long as one of them lives."""
 
-    __slots__ = ("live", "request_id", "traceparent")
+    __slots__ = ("live", "priority", "request_id", "tenant_id", "traceparent")
 
     def __init__(self, submission: Submission) -> None:
         """Start without sequences."""
         self.request_id = submission.request_id
         self.traceparent = submission.traceparent
+        self.priority = submission.priority
+        self.tenant_id = submission.tenant_id
         self.live: list[Sequence] = []
 
 
@@ -61,13 +63,17 @@ class Sequence:
         "last_step",
         "num_accepted_tokens",
         "num_cached_tokens",
+        "num_charged_tokens",
+        "num_displacements",
         "num_drafted_tokens",
         "num_losses",
+        "num_passed_blocks",
         "num_planned_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_sent_blocks",
         "num_steps",
+        "number",
         "outlet",
         "output_token_ids",
         "plan_limit",
@@ -81,6 +87,7 @@ class Sequence:
         "state",
         "stream_id",
         "total_limit",
+        "waits_since",
         "wants_logprobs",
     )
 
@@ -103,6 +110,9 @@ class Sequence:
         self.replay = submit.replay
         self.wants_logprobs = sampling.num_logprobs is not None
         self.arrived_at = arrived_at
+        self.waits_since = arrived_at
+        # Place among those that waited at any time; given by the first queue.
+        self.number = -1
         self.planned_at: float | None = None
         self.first_token_at: float | None = None
         self.state = SequenceState.WAITING
@@ -110,7 +120,12 @@ class Sequence:
         self.total_limit = self.num_prompt_tokens + sampling.max_tokens
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_displacements = 0
         self.num_losses = 0
+        # Blocks given to others while it was their turn to wait for room.
+        self.num_passed_blocks = 0
+        # Output tokens that its tenant has been charged for.
+        self.num_charged_tokens = len(self.output_token_ids)
         self.num_steps = 0
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
@@ -128,6 +143,16 @@ class Sequence:
         self.is_growable = False
         # Running and without extras: new tokens are all that a result can bring.
         self.is_plain = False
+
+    @property
+    def priority(self) -> int:
+        """As it was asked for; smaller is earlier."""
+        return self.request.priority
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose it is, for fairness."""
+        return self.request.tenant_id
 
     @property
     def num_tokens(self) -> int:

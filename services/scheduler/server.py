@@ -189,6 +189,7 @@ def submission_from_proto(message: scheduler_pb2.TokenSubmit) -> Submission:
         timeout_ms=message.timeout_ms,
         cache_salt=message.cache_salt,
         tenant_id=message.tenant_id,
+        first_token_timeout_ms=message.first_token_timeout_ms,
     )
 
 

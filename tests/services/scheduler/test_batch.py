@@ -116,10 +116,10 @@ def test_a_preempted_sequence_is_admitted_before_those_that_wait() -> None:
     outlet = Outlet()
     harness.submit(outlet, [8, 7], max_tokens=16)
     harness.step()
-    harness.submit(outlet, [4], max_tokens=1)
+    harness.submit(outlet, [9], max_tokens=8)
     harness.run_to_end()
     order = [new.prompt_token_ids for plan in harness.plans for new in plan.new_sequences]
-    assert [len(prompt) for prompt in order] == [8, 7, 7, 4]
+    assert [len(prompt) for prompt in order] == [8, 7, 7, 9]
 
 
 def test_nobody_is_admitted_into_the_block_that_a_running_one_needs_next() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.scheduler.core import MAX_RETRY_MS, MIN_RETRY_MS, SchedulerCore
+from services.scheduler.backlog import MAX_RETRY_MS, MIN_RETRY_MS
+from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import SequenceEnd
 from services.scheduler.outlet import Outlet
@@ -207,11 +208,34 @@ def test_a_full_queue_is_refused_with_a_time_to_come_back() -> None:
     harness.step()
     harness.submit(Outlet(), [5])
     harness.submit(Outlet(), [5])
-    harness.now += 2.0
     error = refusal_of(harness, 5)
     assert error.reason is FailureReason.QUEUE_FULL
     assert error.retry_after_ms is not None
-    assert MIN_RETRY_MS < error.retry_after_ms <= MAX_RETRY_MS
+    assert error.retry_after_ms == MIN_RETRY_MS, "nothing was measured yet"
+
+
+def test_the_time_to_come_back_is_that_in_which_the_queue_drains() -> None:
+    """One sequence leaves it every two seconds, so six take twelve."""
+    harness = Harness(capacity(max_num_seqs=1), max_queued_requests=6)
+    for _ in range(30):
+        while harness.core.load().num_waiting < 6:
+            harness.submit(Outlet(), [5], max_tokens=1)
+        harness.step()
+        harness.now += 1.999
+        harness.core.tick(harness.now)
+    harness.submit(Outlet(), [5], max_tokens=1)
+    assert refusal_of(harness, 5).retry_after_ms == pytest.approx(12_000, rel=0.05)
+
+
+def test_a_queue_that_nobody_leaves_is_told_with_the_longest_wait() -> None:
+    harness = Harness(capacity(max_num_seqs=1), max_queued_requests=1)
+    harness.submit(Outlet(), [5], max_tokens=50)
+    harness.step()
+    harness.submit(Outlet(), [5])
+    for _ in range(3):
+        harness.now += 1.0
+        harness.core.tick(harness.now)
+    assert refusal_of(harness, 5).retry_after_ms == MAX_RETRY_MS
 
 
 def test_the_queue_is_bounded_in_tokens_too() -> None:

@@ -13,9 +13,9 @@ def test_only_the_live_whose_time_is_over_are_told_and_once() -> None:
     deadlines.add(ended, 0.5)
     ended.state = SequenceState.ENDED
     assert deadlines.expired(0.9) == []
-    assert deadlines.expired(1.0) == [early]
+    assert deadlines.expired(1.0) == [(early, False)]
     assert deadlines.expired(1.5) == []
-    assert deadlines.expired(3.0) == [late]
+    assert deadlines.expired(3.0) == [(late, False)]
 
 
 def test_ended_sequences_are_forgotten_long_before_their_deadline() -> None:

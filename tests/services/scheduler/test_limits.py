@@ -50,7 +50,12 @@ def test_blocks_are_rounded_up() -> None:
         ("max_queued_tokens", 0),
         ("max_plans_in_flight", 3),
         ("max_timeout_s", 0.0),
-        ("policy", "priority"),
+        ("policy", "lifo"),
+        ("watermark", 1.0),
+        ("priority_ageing_s", -1.0),
+        ("long_prefill_token_threshold", -1),
+        ("max_num_partial_prefills", 0),
+        ("max_long_partial_prefills", 5),
     ],
 )
 def test_a_setting_outside_its_bounds_is_named(name: str, value: object) -> None:

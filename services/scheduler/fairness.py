@@ -1,0 +1,71 @@
+"""What each tenant was served, so that the one who got least comes next.
+
+Virtual token counters: a tenant's counter grows by the tokens computed for it, output tokens twice
+as much as prompt tokens (they cost a step each). A tenant that comes back is lifted to the least
+counter of those that are there: time without requests earns no credit, and a short pause does not
+clear a debt, since counters above that are remembered.
+
+Law: a tenant with live sequences is never forgotten, and of the others at most `max_idle` are kept.
+"""
+
+from typing import Final
+
+PROMPT_WEIGHT: Final = 1
+# As prices of prompt and output tokens are; S. Sheng et al., Fairness in Serving LLMs, 2024.
+OUTPUT_WEIGHT: Final = 2
+MAX_IDLE: Final = 4096
+
+
+class Shares:
+    """Counters of tenants; the empty tenant id is one like any other."""
+
+    def __init__(self, max_idle: int = MAX_IDLE) -> None:
+        """Nobody was served."""
+        self._max_idle = max_idle
+        self._served: dict[str, float] = {}
+        self._num_live: dict[str, int] = {}
+        # Least counter of the tenants that are there, or of those that left last.
+        self._floor = 0.0
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def served(self, tenant_id: str) -> float:
+        """Weighted tokens of a tenant."""
+        return self._served.get(tenant_id, self._floor)
+
+    def enter(self, tenant_id: str) -> None:
+        """A sequence of the tenant came to life."""
+        count = self._num_live.get(tenant_id, 0)
+        if not count:
+            self._raise_floor()
+            self._served[tenant_id] = max(self.served(tenant_id), self._floor)
+        self._num_live[tenant_id] = count + 1
+
+    def leave(self, tenant_id: str) -> None:
+        """A sequence of the tenant ended."""
+        count = self._num_live[tenant_id] - 1
+        if count:
+            self._num_live[tenant_id] = count
+            return
+        self._raise_floor()
+        del self._num_live[tenant_id]
+        if len(self._served) - len(self._num_live) > self._max_idle:
+            self._forget()
+
+    def charge(self, tenant_id: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Tokens were computed for a live tenant."""
+        self._served[tenant_id] += (
+            PROMPT_WEIGHT * num_prompt_tokens + OUTPUT_WEIGHT * num_output_tokens
+        )
+
+    def _raise_floor(self) -> None:
+        if self._num_live:
+            self._floor = max(self._floor, min(self._served[t] for t in self._num_live))
+
+    def _forget(self) -> None:
+        """Keep half of the idle ones: those that are furthest ahead of the others."""
+        idle = [t for t in self._served if t not in self._num_live]
+        idle.sort(key=self._served.__getitem__)
+        for tenant_id in idle[: len(idle) - self._max_idle // 2]:
+            del self._served[tenant_id]
