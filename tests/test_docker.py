@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.commands import GRPC_SWITCHES, GRPC_VARIABLE
 from shared.config import ServiceSettings, parse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,12 @@ def test_an_image_starts_its_service_with_flags_that_exist(stage: str) -> None:
     )
     settings = parse(settings_class, flags)
     assert f'"{settings.health_address}"' in body.split("HEALTHCHECK")[1].split("ENTRYPOINT")[0]
+
+
+def test_grpc_is_switched_as_the_launcher_switches_it() -> None:
+    line = f"{GRPC_VARIABLE}={GRPC_SWITCHES}\n"
+    assert line in stages()["light"]
+    assert line in stages()["worker-npu"]
 
 
 def test_only_workers_install_torch() -> None:

@@ -72,11 +72,15 @@ def _run(words: Sequence[str]) -> int:
 
 def become(service: str, flags: Sequence[str]) -> None:
     """Replace this process by the service or tool; returns never."""
-    from services.launcher.commands import module_command  # noqa: PLC0415  # see above
+    from services.launcher.commands import (  # noqa: PLC0415  # see above
+        GRPC_SWITCHES,
+        GRPC_VARIABLE,
+        module_command,
+    )
 
     program = [*module_command(service), *flags]
     sys.stdout.flush()
-    os.execv(program[0], program)
+    os.execve(program[0], program, {GRPC_VARIABLE: GRPC_SWITCHES, **os.environ})
 
 
 if __name__ == "__main__":

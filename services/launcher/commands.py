@@ -27,6 +27,14 @@ EDGE_DRAIN_S: Final = 2.0
 
 DEVICES_VARIABLE: Final = "ASCEND_RT_VISIBLE_DEVICES"
 
+# gRPC reads it when it is imported, so it must be there when a service starts. A service waits for
+# few connections: its sockets are watched by the thread that hands messages to the event loop.
+# With threads of their own, the default, each message wakes one thread more (docs/adr/0015).
+GRPC_VARIABLE: Final = "GRPC_EXPERIMENTS"
+GRPC_SWITCHES: Final = ",".join(
+    ("-event_engine_client", "-event_engine_listener", "-event_engine_for_all_other_endpoints")
+)
+
 # What only `up` reads: files without tables, and keys that only the frontend may know.
 OWN_VARIABLES: Final = frozenset(
     {"GLM_MESH_CONFIG", "GLM_MESH_UP_CONFIG", "GLM_MESH_API_KEY", "GLM_MESH_UP_API_KEY"}
@@ -220,6 +228,7 @@ def _given(flag: str, value: object | None) -> tuple[object, ...]:
 def _environment(settings: UpSettings, service: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
     environment[PARENT_VARIABLE] = str(os.getpid())
+    environment.setdefault(GRPC_VARIABLE, GRPC_SWITCHES)
     if service == "frontend" and settings.api_key:
         # Not a flag: every user of the machine can read command lines.
         keys = [key.get_secret_value() for key in settings.api_key]

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from services.launcher.__main__ import main
+from services.launcher.commands import GRPC_SWITCHES, GRPC_VARIABLE
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
@@ -37,14 +38,18 @@ def test_a_mistake_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_services_name_replaces_this_process_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
-    def record(path: str, argv: list[str]) -> None:
+    def record(path: str, argv: list[str], environment: dict[str, str]) -> None:
         seen.append([path, *argv])
+        environments.append(environment)
 
-    monkeypatch.setattr(os, "execv", record)
+    environments: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", record)
+    monkeypatch.delenv(GRPC_VARIABLE, raising=False)
     main(["scheduler", "--max-num-seqs", "1"])
     assert seen == [
         [sys.executable, sys.executable, "-P", "-m", "services.scheduler", "--max-num-seqs", "1"]
     ]
+    assert environments == [{GRPC_VARIABLE: GRPC_SWITCHES, **os.environ}]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_a_tool_is_the_module_inside_a_service(
     monkeypatch: pytest.MonkeyPatch, tool: str, module: str
 ) -> None:
     seen: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda path, argv: seen.append(argv))
+    monkeypatch.setattr(os, "execve", lambda path, argv, environment: seen.append(argv))
     main([tool, "--json"])
     assert seen == [[sys.executable, "-P", "-m", module, "--json"]]
 

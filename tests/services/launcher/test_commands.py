@@ -1,12 +1,13 @@
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from services.launcher.commands import Command, build_commands
+from services.launcher.commands import GRPC_SWITCHES, GRPC_VARIABLE, Command, build_commands
 from services.launcher.ranks import Layout, num_cores
 from services.launcher.run_dir import RunDirectory
 from services.launcher.settings import UpSettings
@@ -184,3 +185,30 @@ def test_worlds_on_one_machine_get_devices_of_their_own(
             found[name].environment["ASCEND_RT_VISIBLE_DEVICES"] for name in ("worker", "worker.1")
         ]
         assert seen == expected
+
+
+def test_grpc_is_told_before_it_is_imported_how_to_watch_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(GRPC_VARIABLE, raising=False)
+    for command in commands(UpSettings(model=tmp_path), Path("/r")).values():
+        assert command.environment[GRPC_VARIABLE] == GRPC_SWITCHES
+
+
+def test_who_sets_grpc_experiments_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRPC_VARIABLE, "tcp_rcv_lowat")
+    found = commands(UpSettings(model=tmp_path), Path("/r"))
+    assert found["scheduler"].environment[GRPC_VARIABLE] == "tcp_rcv_lowat"
+
+
+def test_this_grpc_knows_every_switch() -> None:
+    """It prints a line for each name that it does not know, and goes on as if it were not there."""
+    environment = {**os.environ, GRPC_VARIABLE: GRPC_SWITCHES}
+    command = [sys.executable, "-c", "import grpc.aio"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stderr == b""
+    environment[GRPC_VARIABLE] = "-event_engine_nonsense"
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert b"event_engine_nonsense" in done.stderr
