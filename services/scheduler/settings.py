@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from services.scheduler.epochs import EngineConfig
 from services.scheduler.limits import CoreConfig
@@ -46,12 +46,35 @@ class SchedulerSettings(ServiceSettings):
     max_queued_tokens: int = Field(
         default=16 << 20, ge=1, description="Tokens of waiting sequences; more are refused."
     )
-    max_plans_in_flight: int = Field(
-        default=1, ge=1, le=2, description="2 plans one step ahead of the worker's results."
+    async_scheduling: bool = Field(
+        default=False, description="Plan a step while one runs, as max_plans_in_flight 2 does."
     )
-    scheduling_policy: Literal["fcfs"] = Field(
-        default="fcfs", description="Order in which waiting sequences are admitted."
+    max_plans_in_flight: int | None = Field(
+        default=None, ge=1, le=2, description="2 plans one step ahead of the worker's results; 1."
     )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs",
+        description="Who is next: who came first, or whose priority is smaller.",
+    )
+    priority_ageing_s: float = Field(
+        default=30.0, ge=0, description="Waiting so long makes up for one priority; 0: never."
+    )
+    enable_fair_share: bool = Field(
+        default=True, description="Tenants (API keys) that wait are served in turn, by tokens."
+    )
+    watermark: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of KV blocks that admission leaves free."
+    )
+    long_prefill_token_threshold: int | None = Field(
+        default=None,
+        ge=0,
+        description="A prompt with more tokens to go is long: it gets so many of a step that "
+        "others need; a quarter of the step, 0: no prompt is long.",
+    )
+    max_num_partial_prefills: int = Field(
+        default=4, ge=1, description="Prompts that may be under way at once."
+    )
+    max_long_partial_prefills: int = Field(default=1, ge=1, description="Long prompts among them.")
     max_timeout_s: float = Field(
         default=3600.0, gt=0, description="Time limit of requests that name none or a longer one."
     )
@@ -85,6 +108,22 @@ class SchedulerSettings(ServiceSettings):
             raise ValueError(f"{twice} is there twice, each replica has its own")
         return addresses
 
+    @model_validator(mode="after")
+    def _check_policies(self) -> "SchedulerSettings":
+        if self.max_long_partial_prefills > self.max_num_partial_prefills:
+            raise ValueError(
+                f"--max-long-partial-prefills {self.max_long_partial_prefills} is more than "
+                f"--max-num-partial-prefills {self.max_num_partial_prefills}"
+            )
+        if self.max_plans_in_flight == 1 and self.async_scheduling:
+            raise ValueError("--max-plans-in-flight 1 is not --async-scheduling")
+        return self
+
+    @property
+    def num_plans_in_flight(self) -> int:
+        """Plans that a worker may have at once."""
+        return self.max_plans_in_flight or (2 if self.async_scheduling else 1)
+
     @property
     def core_config(self) -> CoreConfig:
         """Settings of the decisions."""
@@ -94,16 +133,22 @@ class SchedulerSettings(ServiceSettings):
             max_model_len=self.max_model_len or 0,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
-            max_plans_in_flight=self.max_plans_in_flight,
+            max_plans_in_flight=self.num_plans_in_flight,
             max_timeout_s=self.max_timeout_s,
             policy=self.scheduling_policy,
+            priority_ageing_s=self.priority_ageing_s,
+            enable_fair_share=self.enable_fair_share,
+            watermark=self.watermark,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            max_long_partial_prefills=self.max_long_partial_prefills,
         )
 
     @property
     def engine_config(self) -> EngineConfig:
         """Settings of the loop."""
         return EngineConfig(
-            max_plans_in_flight=self.max_plans_in_flight,
+            max_plans_in_flight=self.num_plans_in_flight,
             step_timeout_s=self.step_timeout_s,
             worker_grace_s=self._grace_s,
         )

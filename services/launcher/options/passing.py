@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.launcher.options.deployment import Deployment
+from shared.config import flag_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,21 @@ PASSED: Final = (
     ),
     Passed(name="enforce_eager", service="worker", flag="--enforce-eager"),
     Passed(name="seed", service="frontend", flag="--seed"),
+    *(
+        Passed(name=name, service="scheduler", flag=flag_of(name))
+        for name in (
+            "async_scheduling",
+            "scheduling_policy",
+            "watermark",
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "max_long_partial_prefills",
+            "priority_ageing_s",
+            "enable_fair_share",
+        )
+    ),
+    Passed(name="max_num_queued_reqs", service="scheduler", flag="--max-queued-requests"),
+    Passed(name="max_num_queued_tokens", service="scheduler", flag="--max-queued-tokens"),
 )
 
 # They say which worker processes there are, and what each is told (ranks.py).

@@ -88,7 +88,34 @@ class ServeOptions(Options):
         default=True, description="Long prompts take several steps."
     )
     async_scheduling: bool = Field(default=False, description="Plan a step while one runs.")
-    scheduling_policy: str = Field(default="fcfs", description="Order of admission.")
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="Who is next: who came first, or whose `priority` is smaller."
+    )
+    watermark: float = Field(
+        default=0.0, ge=0, lt=1, description="Share of KV blocks that admission leaves free."
+    )
+    long_prefill_token_threshold: int | None = Field(
+        default=None,
+        ge=0,
+        description="A prompt with more tokens to go is long, and gets so many of a step that "
+        "others need, too; a quarter of the step if not given, 0: no prompt is long.",
+    )
+    max_num_partial_prefills: Size = Field(
+        default=4, description="Prompts that may be under way at once."
+    )
+    max_long_partial_prefills: Size = Field(default=1, description="Long prompts among them.")
+    priority_ageing_s: float = Field(
+        default=30.0, ge=0, description="Waiting so long makes up for one priority; 0: never."
+    )
+    enable_fair_share: bool = Field(
+        default=True, description="Tenants (API keys) that wait are served in turn, by tokens."
+    )
+    max_num_queued_reqs: Size = Field(
+        default=4096, description="Sequences that may wait; more are answered 429."
+    )
+    max_num_queued_tokens: Size = Field(
+        default=16 << 20, description="Tokens of waiting sequences; more are answered 429."
+    )
     enforce_eager: bool = Field(default=False, description="Steps are not captured as graphs.")
     guided_decoding_backend: str = Field(default="auto", description="Grammars.")
     structured_outputs_config: str | None = Field(default=None, description="Grammars.")

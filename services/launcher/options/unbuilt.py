@@ -15,7 +15,6 @@ _ONE_FRONT = "one scheduler places the requests of all replicas"
 _ADAPTERS = "adapters are not built"
 _GRAMMARS = "grammars are not built"
 _TLS = "TLS is left to a proxy in front"
-_SCHEDULING = "requests are served in order"
 _LOAD = "experts stay where they are"
 
 
@@ -135,9 +134,7 @@ UNBUILT: Final = (
         missing="steps are captured by torch_npu alone",
         asks=lambda asked: asked.flags.additional_config.xlite_graph_config.enabled,
     ),
-    Unbuilt(name="async_scheduling", missing="planning ahead is not built"),
     Unbuilt(name="enable_chunked_prefill", missing="prompts are always computed in chunks"),
-    Unbuilt(name="scheduling_policy", missing=f"{_SCHEDULING} (only fcfs)"),
     Unbuilt(
         name=f"{_EXTRA}.recompute_scheduler_enable", missing="prefill and decode are not split"
     ),

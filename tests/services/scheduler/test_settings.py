@@ -58,7 +58,13 @@ def test_a_group_of_ranks_gets_the_time_to_start_again_unless_another_is_given()
     [
         "--max-plans-in-flight 3",
         "--max-num-seqs 0",
-        "--scheduling-policy priority",
+        "--scheduling-policy lifo",
+        "--watermark 1",
+        "--priority-ageing-s -1",
+        "--long-prefill-token-threshold -1",
+        "--max-num-partial-prefills 0",
+        "--max-long-partial-prefills 5",
+        "--max-plans-in-flight 1 --async-scheduling",
         "--step-timeout-s 0",
         "--num-ranks 0",
         "--worker-grace-s -1",
@@ -68,6 +74,32 @@ def test_a_group_of_ranks_gets_the_time_to_start_again_unless_another_is_given()
 def test_a_wrong_value_is_named(flags: str) -> None:
     with pytest.raises(ConfigError, match=flags.split(maxsplit=1)[0]):
         parse(SchedulerSettings, [*NEEDED, *flags.split()])
+
+
+def test_policies_reach_the_core() -> None:
+    flags = "--scheduling-policy priority --priority-ageing-s 5 --no-enable-fair-share"
+    flags += " --watermark 0.1 --long-prefill-token-threshold 99 --max-num-partial-prefills 7"
+    flags += " --max-long-partial-prefills 3"
+    config = parse(SchedulerSettings, [*NEEDED, *flags.split()]).core_config
+    assert (config.policy, config.priority_ageing_s) == ("priority", 5.0)
+    assert (config.enable_fair_share, config.watermark) == (False, 0.1)
+    assert config.long_prefill_token_threshold == 99
+    assert (config.max_num_partial_prefills, config.max_long_partial_prefills) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_plans"),
+    [
+        ("", 1),
+        ("--async-scheduling", 2),
+        ("--max-plans-in-flight 2", 2),
+        ("--no-async-scheduling --max-plans-in-flight 1", 1),
+    ],
+)
+def test_planning_ahead_means_two_plans_in_flight(flags: str, num_plans: int) -> None:
+    settings = parse(SchedulerSettings, [*NEEDED, *flags.split()])
+    assert settings.core_config.max_plans_in_flight == num_plans
+    assert settings.engine_config.max_plans_in_flight == num_plans
 
 
 def test_the_worker_must_be_named() -> None:

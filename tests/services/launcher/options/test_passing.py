@@ -2,6 +2,7 @@ import pytest
 
 from services.frontend.settings import FrontendSettings
 from services.launcher.options.passing import PASSED, service_flags
+from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 from shared.config import ServiceSettings, flag_of
 from tests.services.launcher.options.cases import deployment, drafts, extra, graphs, join
@@ -40,6 +41,27 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, gra
         ("--enforce-eager", {"worker": ("--enforce-eager",)}),
         ("--no-enforce-eager", {"worker": ("--no-enforce-eager",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),
+        ("--async-scheduling", {"scheduler": ("--async-scheduling",)}),
+        (
+            "--scheduling-policy priority --priority-ageing-s 5 --watermark 0.01",
+            {
+                "scheduler": (
+                    "--scheduling-policy=priority",
+                    "--watermark=0.01",
+                    "--priority-ageing-s=5.0",
+                )
+            },
+        ),
+        (
+            "--long-prefill-token-threshold 0 --max-num-queued-reqs 10 --no-enable-fair-share",
+            {
+                "scheduler": (
+                    "--long-prefill-token-threshold=0",
+                    "--no-enable-fair-share",
+                    "--max-queued-requests=10",
+                )
+            },
+        ),
         (
             join("--seed 0", extra(enable_sparse_li_c8=True, weight_nz_mode=2)),
             {"worker": ("--enable-sparse-li-c8", "--weight-nz-mode=2"), "frontend": ("--seed=0",)},
@@ -56,6 +78,7 @@ def test_every_option_that_is_passed_on_is_a_setting_there() -> None:
     known: dict[str, type[ServiceSettings]] = {
         "worker": WorkerSettings,
         "frontend": FrontendSettings,
+        "scheduler": SchedulerSettings,
     }
     for passed in PASSED:
         fields = known[passed.service].model_fields
