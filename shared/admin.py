@@ -3,6 +3,7 @@
 Its own address keeps drain and log level out of reach of inference clients.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             settings=[
                 admin_pb2.Setting(name=name, value=value) for name, value in self._settings.items()
             ],
+            num_tasks=len(asyncio.all_tasks()),
         )
 
     async def Drain(

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -57,6 +58,17 @@ async def test_status_shows_state_and_settings_without_secrets(channel: grpc.aio
     assert settings["address"] == "h:1"
     assert settings["api_key"] == "***"
     assert "hunter2" not in str(status)
+
+
+async def test_tasks_that_are_left_behind_are_counted(channel: grpc.aio.Channel) -> None:
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
+    before = (await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)).num_tasks
+    left = [asyncio.create_task(asyncio.Event().wait()) for _ in range(20)]
+    after = (await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)).num_tasks
+    # gRPC has some of its own, which come and go.
+    assert 15 <= after - before <= 25
+    for task in left:
+        task.cancel()
 
 
 async def test_drain_is_passed_on_and_may_be_repeated(channel: grpc.aio.Channel) -> None:
