@@ -21,6 +21,7 @@ from services.worker.build import choose_max_model_len
 from services.worker.checkpoint_facts import model_digest, num_known_ids
 from services.worker.device import open_device
 from services.worker.dummy import dummy_step
+from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.graphs.choose import Capture, capture_steps
 from services.worker.kv_cache import KVCaches, allocate, bytes_per_block, check_layout
 from services.worker.largest_step import run_largest_step
@@ -53,8 +54,11 @@ def build_model_executor(
     path: Path,
     is_stopping: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
+    grammars: GrammarCompiler | None = None,
 ) -> StepExecutor:
     """Everything up to the first plan; `ranks` are the others of a world, if there are any.
+
+    `grammars` are those that whoever prepares constraints has, in the rank that answers.
 
     Raises:
         BuildStoppedError: `is_stopping` said so while weights were read.
@@ -79,16 +83,7 @@ def build_model_executor(
         check_layout(spec, caches)
         _prove(decoder, caches, ranks)
     row_multiple = _row_multiple(spec.dtype, spec.device)
-    capture = Capture(model=decoder)
-    if ranks.can_capture:
-        capture = capture_steps(
-            settings,
-            decoder,
-            caches,
-            limits,
-            row_multiple=row_multiple,
-            method_of=ranks.method_of(spec),
-        )
+    capture = _capture(settings, decoder, caches, limits, ranks, row_multiple)
     if capture.sizes is not None and limits.data_parallel_size > 1:
         limits = replace(limits, captured_num_seqs=capture.sizes.num_seqs)
     parts = ranks.parts(decoder, caches, row_multiple, capture.sizes)
@@ -104,6 +99,7 @@ def build_model_executor(
         tokens=parts.tokens,
         pace=parts.pace,
         sizes=capture.sizes,
+        grammars=grammars or GrammarCompiler.of_checkpoint(path),
     )
     executor.capture_steps()
     # What was built lives as long as the process: collections need not look at it again.
@@ -111,6 +107,23 @@ def build_model_executor(
     gc.freeze()
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
     return ranks.finish(executor)
+
+
+def _capture(
+    settings: WorkerSettings,
+    decoder: Decoder,
+    caches: KVCaches,
+    limits: Capacity,
+    ranks: Ranks,
+    row_multiple: int,
+) -> Capture:
+    """The model that runs decode steps: one that captures them, where it can."""
+    if not ranks.can_capture:
+        return Capture(model=decoder)
+    method_of = ranks.method_of(decoder.spec)
+    return capture_steps(
+        settings, decoder, caches, limits, row_multiple=row_multiple, method_of=method_of
+    )
 
 
 def _own_limits(settings: WorkerSettings, path: Path, decoder: Decoder, known: int) -> Capacity:

@@ -14,6 +14,8 @@ from services.worker.batch import Batch, BatchBuilder
 from services.worker.contract import ActiveRows, begin_step
 from services.worker.drafting.proposer import Drafter, Proposer
 from services.worker.drafting.speculator import Speculator
+from services.worker.grammar.compiler import GrammarCompiler
+from services.worker.grammar.rows import RowConstraints
 from services.worker.graphs.frames import Frames
 from services.worker.graphs.sizes import CaptureSizes
 from services.worker.lockstep import OwnPace, Pace
@@ -65,6 +67,7 @@ class ModelExecutor(Generic[CachesT]):
         tokens: TokenSource | None = None,
         pace: Pace | None = None,
         sizes: CaptureSizes | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """Build the parts.
 
@@ -80,6 +83,7 @@ class ModelExecutor(Generic[CachesT]):
             tokens: Where tokens come from; by default this rank samples.
             pace: What other replicas do meanwhile; by default there are none.
             sizes: Of the decode steps that the decoder captures, if it does.
+            grammars: Compiles constraints; without it a sequence that has one fails.
         """
         self._has_head = has_head
         self._pace: Pace = pace or OwnPace()
@@ -87,7 +91,10 @@ class ModelExecutor(Generic[CachesT]):
         self._decoder = decoder
         self._caches = caches
         self._table = RowTable(capacity)
-        self._sampling = SamplingRows(capacity.num_rows, num_known_ids)
+        self._has_grammars = grammars is not None
+        is_sampling = tokens is None or tokens.is_sampling
+        constraints = RowConstraints(capacity.num_rows, grammars if is_sampling else None)
+        self._sampling = SamplingRows(capacity.num_rows, num_known_ids, constraints)
         self._builder = BatchBuilder(
             self._table, device, row_multiple=row_multiple, sizes=sizes
         )  # fmt: skip
@@ -199,6 +206,9 @@ class ModelExecutor(Generic[CachesT]):
         if new.replay is not None:
             self._table.fail(new.row, _no_replay())
             return
+        if new.sampling.constraint is not None and not self._has_grammars:
+            self._table.fail(new.row, _no_grammars())
+            return
         try:
             self._sampling.admit(new)
         except RequestError as error:
@@ -222,4 +232,12 @@ def _no_replay() -> RequestError:
         FailureReason.FEATURE_DISABLED,
         "replay: this worker runs a model and takes no script",
         field="replay",
+    )
+
+
+def _no_grammars() -> RequestError:
+    return RequestError(
+        FailureReason.FEATURE_DISABLED,
+        "constraint: this worker has no grammars",
+        field="constraint",
     )

@@ -1,8 +1,11 @@
 """One token per row from the logits of a step, in one pass over the batch.
 
 Rows that are greedy and change nothing cost one search for the largest logit, which also finds
-rows whose logits are not finite. Only the other rows are copied, shaped and drawn. Ids past the
-tokenizer are cut off first, so they can neither be sampled nor listed.
+rows whose logits are not finite. Only the other rows are copied, shaped, masked and drawn. Ids past
+the tokenizer are cut off first, so they can neither be sampled nor listed.
+
+A grammar's mask comes last and is the law: where what else the request forbids leaves nothing of
+it, the mask alone decides. A row without any id left cannot be.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.draw import DrawSettings, draw
+from services.worker.grammar.masking import allow_only
+from services.worker.grammar.rows import Masks, stuck
 from services.worker.logprobs import measure
 from services.worker.plan import Ints, LogprobColumns
 from services.worker.rowwise import argmax_rows
@@ -30,6 +35,17 @@ class Sampled:
     is_finite: NDArray[np.bool_]
     """False where the model's numbers are broken; the token then means nothing."""
     logprobs: LogprobColumns | None
+    is_stuck: NDArray[np.bool_]
+    """True where the constraint of the row has failed."""
+
+    @property
+    def is_usable(self) -> NDArray[np.bool_]:
+        """Where there is a token."""
+        return self.is_finite & ~self.is_stuck
+
+    def failure(self, place: int) -> RequestError:
+        """Why there is none at a place."""
+        return stuck() if self.is_stuck[place] else not_finite()
 
 
 @torch.inference_mode()
@@ -55,7 +71,9 @@ def sample(
     assert len(logits) == len(rows)
     known = logits[:, : settings.vocab_size]
     values, tokens = argmax_rows(known)
-    shaped = _Shaped.of(known, settings, rows, num_outputs, drafts_of)
+    # Masks are made here, while a device still computes the logits.
+    masks = settings.constraints.masks(rows, drafts_of)
+    shaped = _Shaped.of(known, settings, rows, num_outputs, drafts_of, masks)
     if shaped is not None:
         best, tokens[shaped.at] = argmax_rows(shaped.logits)
         # A sum with a NaN or an infinity is none: both views of the row must be finite.
@@ -69,7 +87,12 @@ def sample(
     if len(asked):
         at = torch.from_numpy(asked).to(logits.device)
         columns = measure(known[at], tokens[at], num_logprobs[asked])
-    return Sampled(tokens=tokens.cpu().numpy(), is_finite=is_finite, logprobs=columns)
+    return Sampled(
+        tokens=tokens.cpu().numpy(),
+        is_finite=is_finite,
+        logprobs=columns,
+        is_stuck=np.zeros_like(is_finite) if masks is None else masks.is_stuck,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,17 +113,40 @@ class _Shaped:
         rows: Ints,
         num_outputs: Ints,
         drafts_of: Callable[[int], Ints] | None,
+        masks: Masks | None,
     ) -> "_Shaped | None":
         """Copy and change; None when no row is changed."""
-        places = settings.is_shaped[rows].nonzero()[0]
+        own = settings.is_shaped[rows].nonzero()[0]
+        places = own if masks is None else np.union1d(own, masks.places)
         if not len(places):
             return None
         at = torch.from_numpy(places).to(known.device)
         logits = known[at]
-        shapes = [settings.shapes[row] for row in rows[places].tolist()]
-        drafts = None if drafts_of is None else list(map(drafts_of, places.tolist()))
-        shape_logits(logits, list(enumerate(shapes)), num_outputs[places], drafts)
+        if len(own):
+            shapes = [settings.shapes[row] for row in rows[own].tolist()]
+            entries = list(zip(np.searchsorted(places, own).tolist(), shapes, strict=True))
+            drafts = None if drafts_of is None else list(map(drafts_of, own.tolist()))
+            shape_logits(logits, entries, num_outputs[own], drafts)
+        if masks is not None and len(masks.places):
+            _mask(logits, known, at, masks, places, own)
         return cls(places=places, at=at, logits=logits)
+
+
+def _mask(
+    logits: Tensor, known: Tensor, at: Tensor, masks: Masks, places: Ints, own: Ints
+) -> None:
+    """Apply masks; what they allow is brought back where the request itself left nothing of it."""
+    masked = np.searchsorted(places, masks.places)
+    allow_only(logits, masked, masks.words)
+    both = np.isin(masks.places, own).nonzero()[0]
+    if not len(both):
+        return
+    best, _ = argmax_rows(logits[torch.from_numpy(masked[both]).to(logits.device)])
+    lost = both[(best == float("-inf")).cpu().numpy()]
+    if len(lost):
+        to = torch.from_numpy(masked[lost]).to(logits.device)
+        logits[to] = known[at[to]]
+        allow_only(logits, masked[lost], masks.words[torch.from_numpy(lost)])
 
 
 def _drawn(

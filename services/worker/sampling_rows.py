@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from services.worker.grammar.rows import RowConstraints
 from services.worker.plan import Ints, NewSequence
 from services.worker.shaping import RowShape
 from shared.errors import FailureReason, RequestError
@@ -28,8 +29,10 @@ _MORE_THAN_LEAST = frozenset({"top_p", "repetition_penalty"})
 class SamplingRows:
     """Columns over all rows. One thread uses it."""
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
-        """`vocab_size` counts the ids that may be sampled."""
+    def __init__(
+        self, num_rows: int, vocab_size: int, constraints: RowConstraints | None = None
+    ) -> None:
+        """`vocab_size` counts the ids that may be sampled; by default nothing is constrained."""
         self.vocab_size = vocab_size
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int64)
@@ -39,6 +42,7 @@ class SamplingRows:
         self.is_greedy = np.ones(num_rows, np.bool_)
         self.is_shaped: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self.shapes: dict[int, RowShape] = {}
+        self.constraints = constraints or RowConstraints(num_rows)
 
     def admit(self, new: NewSequence) -> None:
         """Take the settings of a new sequence, its outputs so far included.
@@ -59,19 +63,23 @@ class SamplingRows:
         self.is_shaped[row] = shape is not None
         if shape is not None:
             self.shapes[row] = shape
+        self.constraints.admit(new)
 
     def free(self, row: int) -> None:
         """Forget a row."""
         self.is_shaped[row] = False
         self.shapes.pop(row, None)
+        self.constraints.free(row)
 
     def reset(self) -> None:
         """Forget every row."""
         self.is_shaped[:] = False
         self.shapes.clear()
+        self.constraints.reset()
 
     def note(self, rows: Ints, tokens: Ints) -> None:
         """Take note of the tokens that were kept for rows."""
+        self.constraints.note(rows, tokens)
         if not self.shapes:
             return
         shaped = np.flatnonzero(self.is_shaped[rows])

@@ -11,7 +11,6 @@ from services.worker.commit import commit_step
 from services.worker.contract import ActiveRows
 from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult
 from services.worker.rows import RowTable
-from services.worker.sampler import not_finite
 from services.worker.sampling_rows import SamplingRows
 from services.worker.tokens import OwnTokens, TokenSource
 
@@ -85,9 +84,10 @@ class SampleEnd:
             logits, self._sampling, rows, num_outputs, table.num_logprobs[rows]
         )
         runs[entries, 0] = sampled.tokens
-        lengths[entries] = sampled.is_finite
-        if not sampled.is_finite.all():
-            for row in rows[~sampled.is_finite].tolist():
-                table.fail(row, not_finite())
-        self._sampling.note(rows[sampled.is_finite], sampled.tokens[sampled.is_finite])
+        is_usable = sampled.is_usable
+        lengths[entries] = is_usable
+        if not is_usable.all():
+            for place in (~is_usable).nonzero()[0].tolist():
+                table.fail(int(rows[place]), sampled.failure(place))
+        self._sampling.note(rows[is_usable], sampled.tokens[is_usable])
         return sampled.logprobs

@@ -17,6 +17,11 @@ from services.worker.sampling_rows import SamplingRows
 class TokenSource(Protocol):
     """Gives tokens for the rows of a step."""
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether it is this rank that samples, and needs what masks are made of."""
+        ...
+
     def sample(
         self,
         logits: Tensor | None,
@@ -40,6 +45,8 @@ class TokenSource(Protocol):
 
 class OwnTokens:
     """This rank samples for itself."""
+
+    is_sampling = True
 
     def sample(
         self,

@@ -19,7 +19,6 @@ from services.worker.drafting.verification import Verification
 from services.worker.logprobs import measure
 from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult, StepTimings
 from services.worker.rows import RowTable
-from services.worker.sampler import not_finite
 from services.worker.sampling_rows import SamplingRows
 from services.worker.step_end import Computed
 from services.worker.tokens import OwnTokens, TokenSource
@@ -120,9 +119,10 @@ class Speculator(Generic[CachesT]):
             np.full(len(rows), -1),  # measured later, where kept
             verification.drafts_before,
         )
-        runs = verification.judge(sampled.tokens, sampled.is_finite)
-        for row in verification.rows[runs.is_broken].tolist():
-            self._table.fail(row, not_finite())
+        runs = verification.judge(sampled.tokens, sampled.is_usable)
+        for place in runs.is_broken.nonzero()[0].tolist():
+            first = int((verification.owners == place).argmax())
+            self._table.fail(int(verification.rows[place]), sampled.failure(first))
         verified = _nothing(num_active, runs.tokens.shape[1])
         verified.runs[verification.entries] = runs.tokens
         verified.lengths[verification.entries] = runs.lengths

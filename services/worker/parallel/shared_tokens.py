@@ -29,6 +29,11 @@ class SharedTokens:
         self._source = (topology.pipeline_parallel_size - 1) * topology.tensor_parallel_size
         self._is_source = group.rank == self._source
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether this rank samples for all."""
+        return self._is_source
+
     def sample(
         self,
         logits: Tensor | None,
@@ -38,20 +43,21 @@ class SharedTokens:
         num_logprobs: Ints,
         drafts_of: Callable[[int], Ints] | None = None,
     ) -> Sampled:
-        """Sample on one rank, and tell the others tokens and which rows are broken."""
+        """Sample on one rank, and tell the others tokens and which rows have none, and why."""
         told = torch.empty((2, len(rows)), dtype=torch.int64)
         columns = None
         if self._is_source:
             assert logits is not None
             found = sample(logits, settings, rows, num_outputs, num_logprobs, drafts_of)
             told[0] = torch.from_numpy(found.tokens)
-            told[1] = torch.from_numpy(found.is_finite)
+            told[1] = torch.from_numpy(found.is_finite + 2 * found.is_stuck)
             columns = found.logprobs
         self._group.broadcast(told, self._source)
-        tokens, is_finite = told[0].numpy(), told[1].numpy().astype(np.bool_)
+        tokens, state = told[0].numpy(), told[1].numpy()
+        is_finite, is_stuck = (state & 1).astype(np.bool_), (state & 2).astype(np.bool_)
         if ((num_logprobs >= 0) & is_finite).any():
             columns = self._deliver(columns)
-        return Sampled(tokens=tokens, is_finite=is_finite, logprobs=columns)
+        return Sampled(tokens=tokens, is_finite=is_finite, logprobs=columns, is_stuck=is_stuck)
 
     def measure(self, make: Callable[[], LogprobColumns]) -> LogprobColumns | None:
         """Make columns where the logits are, for the leader."""

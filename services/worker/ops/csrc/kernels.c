@@ -14,4 +14,5 @@
 #include "indexer_quant.c"
 #include "draw.c"
 #include "largest.c"
+#include "allow_only.c"
 #endif

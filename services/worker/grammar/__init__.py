@@ -1,0 +1,1 @@
+"""Grammars beside sampling: what a constraint allows as the next token of a row."""

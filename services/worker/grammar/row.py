@@ -1,0 +1,187 @@
+"""Where one sequence stands in its grammar, and which ids may follow.
+
+    WAITING --start id--> INSIDE --end of the text--> DONE
+    FREE --<tool_call>--> INSIDE --</tool_call>--> FREE, or DONE after a single call
+
+- WAITING: the model thinks. Everything may follow except what would end the output without text.
+- FREE: ordinary text of a triggered constraint; nothing is masked.
+- INSIDE: what the grammar allows, and the ends of the sequence once it is satisfied.
+- DONE: the ends of the sequence alone.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from services.worker.grammar.compiler import CompiledGrammar, reason_of
+
+Words = NDArray[np.uint32]
+_ALL = np.uint32(0xFFFFFFFF)
+
+
+class Phase(enum.Enum):
+    """Which rule holds."""
+
+    WAITING = enum.auto()
+    FREE = enum.auto()
+    INSIDE = enum.auto()
+    DONE = enum.auto()
+
+
+class StuckError(Exception):
+    """The grammar cannot go on: no id is left, or its bounds are reached."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A matcher and what it has taken."""
+
+    matcher: LLMatcher
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """A place to come back to."""
+
+    phase: Phase
+    run: _Run | None
+    num_tokens: int
+
+
+class RowConstraint:
+    """The constraint of one row. One thread uses it."""
+
+    def __init__(
+        self, grammar: CompiledGrammar, end_ids: Iterable[int], outputs: Iterable[int]
+    ) -> None:
+        """A new or resumed sequence.
+
+        Args:
+            grammar: Of its constraint.
+            end_ids: Ids that end it once the grammar is satisfied.
+            outputs: What it has so far.
+
+        Raises:
+            StuckError: The outputs do not follow the grammar.
+        """
+        control = grammar.vocabulary.control
+        self._grammar = grammar
+        self._trigger = control.tool_call
+        self._eos = control.end_of_text
+        self._end_ids = _ids(end_ids) if any(True for _ in end_ids) else _ids([self._eos])
+        self._run: _Run | None = None
+        if grammar.is_triggered:
+            self._phase = Phase.FREE
+        elif grammar.constraint.start_after_token_id is not None:
+            self._phase = Phase.WAITING
+        else:
+            self._enter()
+        for token in outputs:
+            self.accept(token)
+
+    @property
+    def phase(self) -> Phase:
+        """Which rule holds now."""
+        return self._phase
+
+    def fill(self, words: Words) -> bool:
+        """Write the mask of the next token, a bit per id; False where nothing is masked.
+
+        Raises:
+            StuckError: No id is left, or a bound of the engine was reached.
+        """
+        if self._phase is Phase.FREE:
+            return False
+        if self._phase is Phase.WAITING:
+            words[:] = _ALL
+            _clear(words, self._end_ids)
+            _clear(words, _ids([self._trigger]))
+        elif self._phase is Phase.DONE:
+            words[:] = 0
+            _set(words, self._end_ids)
+        else:
+            self._fill_inside(words)
+        return True
+
+    def accept(self, token: int) -> None:
+        """The token follows.
+
+        Raises:
+            StuckError: The grammar does not allow it.
+        """
+        if self._phase is Phase.WAITING:
+            if token == self._grammar.constraint.start_after_token_id:
+                self._enter()
+        elif self._phase is Phase.FREE:
+            if token == self._trigger:
+                self._enter()
+        elif self._phase is Phase.INSIDE:
+            self._accept_inside(token)
+
+    def mark(self) -> Mark:
+        """Where it stands."""
+        return Mark(self._phase, self._run, self._run.num_tokens if self._run else 0)
+
+    def back_to(self, mark: Mark) -> None:
+        """Forget what was accepted since."""
+        self._phase, self._run = mark.phase, mark.run
+        if self._run is not None and self._run.num_tokens > mark.num_tokens:
+            count = self._run.num_tokens - mark.num_tokens
+            if not self._run.matcher.rollback(count):
+                raise StuckError(reason_of(self._run.matcher))
+            self._run.num_tokens = mark.num_tokens
+
+    def _enter(self) -> None:
+        self._phase = Phase.INSIDE
+        # A matcher of its own for each call: a mark may still need the one before.
+        self._run = _Run(self._grammar.matcher())
+
+    def _fill_inside(self, words: Words) -> None:
+        assert self._run is not None
+        matcher = self._run.matcher
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if matcher.is_error():
+            raise StuckError(reason_of(matcher))
+        is_satisfied = bool(words[self._eos // 32] >> (self._eos % 32) & 1)
+        _clear(words, self._end_ids)
+        _clear(words, _ids([self._eos]))
+        if is_satisfied:
+            _set(words, self._end_ids)
+        elif not words.any():
+            raise StuckError("the grammar leaves no token")
+
+    def _accept_inside(self, token: int) -> None:
+        assert self._run is not None
+        if token in self._end_ids:
+            self._phase = Phase.DONE
+            return
+        matcher = self._run.matcher
+        if not matcher.consume_token(token):
+            raise StuckError(reason_of(matcher))
+        self._run.num_tokens += 1
+        if matcher.is_stopped():
+            calls = self._grammar.constraint.calls
+            is_again = self._grammar.is_triggered and calls is not None and calls.is_parallel
+            self._phase = Phase.FREE if is_again else Phase.DONE
+
+
+def allows(words: Words, token: int) -> bool:
+    """Whether a mask has a token."""
+    return bool(words[token // 32] >> (token % 32) & 1)
+
+
+def _ids(ids: Iterable[int]) -> NDArray[np.int64]:
+    return np.unique(np.fromiter(ids, np.int64))
+
+
+def _set(words: Words, ids: NDArray[np.int64]) -> None:
+    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+
+
+def _clear(words: Words, ids: NDArray[np.int64]) -> None:
+    np.bitwise_and.at(words, ids // 32, ~(np.uint32(1) << (ids % 32).astype(np.uint32)))

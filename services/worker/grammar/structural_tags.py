@@ -1,0 +1,197 @@
+"""Structural tags: text with tagged parts, in both notations that vLLM takes.
+
+`{"type": "structural_tag", "format": {...}}` nests parts; the older one lists `structures` with
+their `triggers`. Spellings of control tokens in tags and triggers are those tokens.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from services.worker.grammar.writer import ANY_TEXT, GrammarWriter, quoted, refused
+
+_FIELD: Final = "format"
+_MAX_DEPTH: Final = 32
+
+Node: TypeAlias = Mapping[str, Any]
+WithOptions: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def add_structural_tag(writer: GrammarWriter, text: str, with_options: WithOptions) -> str:
+    """The part of a grammar that a structural tag describes."""
+    try:
+        tag = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refused(_FIELD, f"the structural tag is not JSON: {error}") from None
+    if not isinstance(tag, dict):
+        raise refused(_FIELD, "a structural tag is a JSON object")
+    reader = _TagReader(writer, with_options)
+    if "format" in tag:
+        return reader.node(tag["format"], "structural_tag.format", 0)
+    return reader.node(_from_older(tag), "structural_tag", 0)
+
+
+def _from_older(tag: Node) -> Node:
+    """The nested form of structures and triggers."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not isinstance(structures, list) or not isinstance(triggers, list):
+        raise refused(_FIELD, "a structural tag has 'format', or 'structures' and 'triggers'")
+    tags = []
+    for place, structure in enumerate(structures):
+        where = f"structural_tag.structures[{place}]"
+        if not isinstance(structure, dict):
+            raise refused(_FIELD, f"{where} must be an object")
+        content = {"type": "json_schema", "json_schema": structure.get("schema", {})}
+        tags.append(
+            {"begin": structure.get("begin"), "content": content, "end": structure.get("end")}
+        )
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+class _TagReader:
+    """Turns nodes into parts of a grammar."""
+
+    def __init__(self, writer: GrammarWriter, with_options: WithOptions) -> None:
+        self._writer = writer
+        self._with_options = with_options
+        self._parts: Mapping[str, Callable[[Node, str, int], str]] = {
+            "const_string": self._const,
+            "json_schema": self._schema,
+            "any_text": self._any_text,
+            "regex": self._regex,
+            "grammar": self._grammar,
+            "sequence": self._sequence,
+            "or": self._either,
+            "tag": self._tag,
+            "triggered_tags": self._triggered,
+            "tags_with_separator": self._separated,
+        }
+
+    def node(self, given: object, where: str, depth: int) -> str:
+        """One node and all below it."""
+        if depth > _MAX_DEPTH:
+            raise refused(_FIELD, f"{where} nests deeper than {_MAX_DEPTH} levels")
+        if not isinstance(given, dict):
+            raise refused(_FIELD, f"{where} must be an object")
+        kind = given.get("type")
+        read = self._parts.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            known = ", ".join(self._parts)
+            raise refused(_FIELD, f"{where}.type {kind!r} is not one of {known}")
+        return read(given, where, depth)
+
+    def _const(self, given: Node, where: str, _depth: int) -> str:
+        return self._writer.rule(self._writer.literal(_text(given, "value", where)))
+
+    def _schema(self, given: Node, where: str, _depth: int) -> str:
+        schema = given.get("json_schema")
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise refused(_FIELD, f"{where}.json_schema must be an object")
+        return self._writer.schema(self._with_options(schema))
+
+    def _any_text(self, _given: Node, _where: str, _depth: int) -> str:
+        return self._writer.terminal(ANY_TEXT)
+
+    def _regex(self, given: Node, where: str, _depth: int) -> str:
+        return self._writer.regex(_text(given, "pattern", where))
+
+    def _grammar(self, given: Node, where: str, _depth: int) -> str:
+        return self._writer.grammar(_text(given, "grammar", where))
+
+    def _sequence(self, given: Node, where: str, depth: int) -> str:
+        return self._writer.rule(" ".join(self._nodes(given, "elements", where, depth)))
+
+    def _either(self, given: Node, where: str, depth: int) -> str:
+        return self._writer.rule(" | ".join(self._nodes(given, "elements", where, depth)))
+
+    def _tag(self, given: Node, where: str, depth: int) -> str:
+        begin = self._writer.literal(_text(given, "begin", where))
+        return self._writer.rule(f"{begin} {self._rest_of_tag(given, where, depth)}")
+
+    def _rest_of_tag(self, given: Node, where: str, depth: int) -> str:
+        """Content and end of a tag."""
+        end = _text(given, "end", where)
+        content = given.get("content")
+        is_free = isinstance(content, dict) and content.get("type") == "any_text"
+        if is_free and end and self._writer.literal(end) == quoted(end):
+            # Text may not swallow the end that follows it.
+            return self._writer.lazy(f"{ANY_TEXT} {quoted(end)}")
+        inside = self.node(content, f"{where}.content", depth + 1)
+        return f"{inside} {self._writer.literal(end)}" if end else inside
+
+    def _triggered(self, given: Node, where: str, depth: int) -> str:
+        """Free text with tags in it: behind a trigger nothing else may stand."""
+        writer = self._writer
+        parts = self._triggered_parts(given, where, depth)
+        text = writer.terminal(ANY_TEXT)
+        inner = writer.rule(" | ".join(parts))
+        if given.get("stop_after_first"):
+            return writer.rule(inner if given.get("at_least_one") else f"{inner} | {text}")
+        count = "+" if given.get("at_least_one") else "*"
+        return writer.rule(f"({inner}){count} {text}")
+
+    def _triggered_parts(self, given: Node, where: str, depth: int) -> list[str]:
+        """Free text up to a trigger and the tags that it may begin, for each trigger."""
+        triggers = _list(given, "triggers", where)
+        tags = _list(given, "tags", where)
+        found: dict[str, list[str]] = {}
+        for place, tag in enumerate(tags):
+            at = f"{where}.tags[{place}]"
+            if not isinstance(tag, dict):
+                raise refused(_FIELD, f"{at} must be an object")
+            begin = _text(tag, "begin", at)
+            trigger = next((t for t in triggers if isinstance(t, str) and begin.startswith(t)), "")
+            if not trigger:
+                raise refused(_FIELD, f"{at}.begin starts with none of the triggers")
+            rest = begin[len(trigger) :]
+            body = f"{self._writer.literal(rest)} " if rest else ""
+            body += self._rest_of_tag(tag, at, depth)
+            found.setdefault(trigger, []).append(self._writer.rule(body))
+        return [
+            self._writer.rule(f"{self._up_to(trigger)} ({' | '.join(bodies)})")
+            for trigger, bodies in found.items()
+        ]
+
+    def _up_to(self, trigger: str) -> str:
+        literal = self._writer.literal(trigger)
+        if literal == quoted(trigger):
+            return self._writer.lazy(f"{ANY_TEXT} {literal}")
+        return f"{self._writer.terminal(ANY_TEXT)} {literal}"
+
+    def _separated(self, given: Node, where: str, depth: int) -> str:
+        tags = _list(given, "tags", where)
+        parts = [
+            self._tag(tag, f"{where}.tags[{place}]", depth + 1)
+            if isinstance(tag, dict)
+            else self.node(tag, f"{where}.tags[{place}]", depth + 1)
+            for place, tag in enumerate(tags)
+        ]
+        writer = self._writer
+        one = writer.rule(" | ".join(parts))
+        separator = _text(given, "separator", where, is_empty_allowed=True)
+        between = f"{writer.literal(separator)} " if separator else ""
+        many = one if given.get("stop_after_first") else f"{one} ({between}{one})*"
+        return writer.rule(many if given.get("at_least_one") else f"({many})?")
+
+    def _nodes(self, given: Node, name: str, where: str, depth: int) -> list[str]:
+        return [
+            self.node(each, f"{where}.{name}[{place}]", depth + 1)
+            for place, each in enumerate(_list(given, name, where))
+        ]
+
+
+def _list(given: Node, name: str, where: str) -> Sequence[Any]:
+    value = given.get(name)
+    if not isinstance(value, list) or not value:
+        raise refused(_FIELD, f"{where}.{name} must be an array that is not empty")
+    return value
+
+
+def _text(given: Node, name: str, where: str, *, is_empty_allowed: bool = False) -> str:
+    value = given.get(name)
+    is_text = isinstance(value, str) and (value or is_empty_allowed or name == "end")
+    if not is_text:
+        raise refused(_FIELD, f"{where}.{name} must be a text")
+    return str(value)
