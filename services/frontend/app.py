@@ -10,7 +10,7 @@ from services.frontend.documentation import describe
 from services.frontend.errors import ApiError
 from services.frontend.gateway import Gateway
 from services.frontend.middleware import Door, error_response
-from services.frontend.routes import chat, completions, models, operations, tokenize
+from services.frontend.routes import chat, completions, models, operations, responses, tokenize
 from shared.admin import software_version
 
 
@@ -20,7 +20,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
     )
-    for room in (chat, completions, models, tokenize, operations):
+    for room in (chat, completions, responses, models, tokenize, operations):
         app.include_router(room.router(gateway))
     keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)
     app.add_middleware(Door, keys=keys, metrics=gateway.metrics)

@@ -28,7 +28,7 @@ from services.frontend.visit import Visit
 from shared.glm.render import RenderedPrompt, ends_in_reasoning
 from shared.sampling import SamplingSpec
 
-ID_PREFIX: Final = "chatcmpl"
+ID_PREFIX: Final = "chatcmpl-"
 
 
 async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:

@@ -18,7 +18,7 @@ from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.sampling import SamplingSpec
 
-ID_PREFIX: Final = "cmpl"
+ID_PREFIX: Final = "cmpl-"
 
 
 async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:

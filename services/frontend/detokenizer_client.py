@@ -184,6 +184,7 @@ class DetokenizerClient:
             exchange.finish(
                 reason.removeprefix("FINISH_REASON_").lower(),
                 wire.stats_from_proto(end.finished.stats),
+                end.finished.object_json,
             )
         else:
             exchange.fail(wire.failure_from_proto(end.failed))
@@ -262,4 +263,8 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
         return_tokens_as_token_ids=output.return_tokens_as_token_ids,
         echo_texts=output.echo_texts,
         num_choices_per_prompt=output.num_choices_per_prompt,
+        echo_json=output.echo_json,
+        keep_object=output.keep_object,
+        include_sealed_reasoning=output.include_sealed_reasoning,
+        include_text=output.include_text,
     )

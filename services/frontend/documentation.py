@@ -7,9 +7,15 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.frontend.schemas.answers import ChatCompletion, ErrorAnswer, TextCompletion
+from services.frontend.schemas.answers import (
+    ChatCompletion,
+    ErrorAnswer,
+    ResponseObject,
+    TextCompletion,
+)
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
+from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
@@ -19,6 +25,8 @@ _DESCRIBED: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     ChatCompletion,
     TextCompletion,
+    ResponsesRequest,
+    ResponseObject,
     TokenizeRequest,
     DetokenizeRequest,
 )

@@ -25,6 +25,7 @@ class Exchange:
         "finish_reason",
         "is_admitted",
         "is_ended",
+        "object_json",
         "request_id",
         "sink",
         "stats",
@@ -40,6 +41,8 @@ class Exchange:
         self.error: RequestError | None = None
         self.finish_reason = ""
         self.stats: SequenceStats | None = None
+        # The finished object of a stream, where it was asked for.
+        self.object_json = b""
         # Takes a piece past the reader, who must be waiting; false: the piece has to wait.
         self.sink: Callable[[bytes], bool] | None = None
         self._pieces: list[bytes] = []
@@ -59,9 +62,10 @@ class Exchange:
         self._pieces.append(piece)
         self.wake()
 
-    def finish(self, reason: str, stats: SequenceStats) -> None:
+    def finish(self, reason: str, stats: SequenceStats, object_json: bytes = b"") -> None:
         """The good end; `reason` is that of the first choice."""
         if not self.is_ended:
+            self.object_json = object_json
             self.finish_reason = reason
             self.stats = stats
             self.is_ended = True

@@ -70,6 +70,27 @@ COMPLETION_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
+RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "context_management": ([],),
+    "conversation": (),
+    "enable_response_messages": (False,),
+    "moderation": (),
+    "previous_input_messages": ([],),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "service_tier": ("auto", "default"),
+}
+MESSAGES_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "container": (),
+    "context_management": ({},),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
 # What servers, ours too, put into assistant messages, and clients send back unchanged.
 MESSAGE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     "annotations": ([],),

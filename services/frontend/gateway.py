@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from services.frontend.admission import Admission
+from services.frontend.background import BackgroundWork
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.errors import ApiError
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
+from services.frontend.response_store import ResponseStore
 from services.frontend.sampling import Seeds
 from services.frontend.settings import FrontendSettings
 from services.frontend.streams import StreamKeeper
@@ -29,6 +31,8 @@ class Gateway:
     admission: Admission
     metrics: GatewayMetrics
     keeper: StreamKeeper
+    responses: ResponseStore
+    background: BackgroundWork
     defaults: SamplingSpec
     seeds: Seeds
     context_length: int

@@ -124,7 +124,7 @@ def new_response_id(prefix: str, request: GenerationFields, visit: Visit, seed: 
     The body's `request_id` labels the visit. The seed is noted so that an unseeded answer, too, can
     be made again.
     """
-    visit.response_id = f"{prefix}-{uuid.uuid4().hex}"
+    visit.response_id = f"{prefix}{uuid.uuid4().hex}"
     visit.seed = seed
     if request.request_id is not None and not visit.has_given_id:
         visit.request_id = request.request_id

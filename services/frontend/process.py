@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -9,11 +10,13 @@ from typing import Final
 from services.frontend import server
 from services.frontend.admission import Admission
 from services.frontend.app import create_app
+from services.frontend.background import BackgroundWork
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.gateway import Gateway
 from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
+from services.frontend.response_store import ResponseStore, StoreBounds
 from services.frontend.sampling import Seeds, sampling_defaults
 from services.frontend.settings import FrontendSettings, checkpoint_context_length
 from services.frontend.streams import StreamKeeper
@@ -62,11 +65,27 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
             stall_s=settings.client_stall_timeout_s,
             max_s=settings.request_timeout_s + 5.0,
         ),
+        responses=open_store(settings),
+        background=BackgroundWork(),
         defaults=sampling_defaults(dialect.generation_defaults, dialect.eos_token_ids),
         seeds=Seeds(settings.seed),
         context_length=asked or length,
         started_s=int(time.time()),
     )
+
+
+def open_store(settings: FrontendSettings) -> ResponseStore:
+    """Where responses are kept; `ConfigError` for a path that cannot be used."""
+    path = settings.response_store_path
+    bounds = StoreBounds(
+        max_responses=settings.max_stored_responses,
+        max_bytes=settings.max_stored_response_bytes,
+        ttl_s=settings.stored_response_ttl_s,
+    )
+    try:
+        return ResponseStore(path, bounds)
+    except (sqlite3.Error, OSError) as error:
+        raise ConfigError(f"--response-store-path {path}: {error}") from None
 
 
 @contextlib.asynccontextmanager
@@ -80,10 +99,12 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
         yield http
     finally:
         await http.stop()
+        await gateway.background.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         gateway.renderer.close()
+        gateway.responses.close()
 
 
 async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:

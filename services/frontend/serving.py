@@ -1,4 +1,4 @@
-"""The life of a generation request, the same for both endpoints.
+"""The life of a generation request, the same for all endpoints.
 
     admit -> read body -> parse -> plan (render, resolve) -> submit -> verdict -> answer
 
@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.admission import Place
+from services.frontend.background import KeptAnswer
 from services.frontend.bodies import Body, read_body
 from services.frontend.exchange import Exchange
 from services.frontend.fields import unknown_header
+from services.frontend.framing import CHUNKS, Framing
 from services.frontend.gateway import Gateway
 from services.frontend.streams import StreamAnswer
 from services.frontend.submission import Submission
@@ -30,10 +32,15 @@ BACKSTOP_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A request ready to be submitted, and the body fields that nobody knows."""
+    """A request ready to be submitted, the body fields that nobody knows, and what comes after."""
 
     submission: Submission
     unknown_fields: list[str]
+    framing: Framing = CHUNKS
+    # Where the finished object goes besides to the client.
+    kept: KeptAnswer | None = None
+    # The client does not wait: it gets the object as it is and asks for it later.
+    is_background: bool = False
 
 
 Planner = Callable[[Gateway, Body, Visit], Awaitable[Plan]]
@@ -42,21 +49,43 @@ Planner = Callable[[Gateway, Body, Visit], Awaitable[Plan]]
 async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Response:
     """One request from its headers to its answer."""
     visit = visit_of(request.scope)
-    exchange, headers, is_stream = await _submit(gateway, request, plan_request, visit)
+    exchange, wanted = await _submit(gateway, request, plan_request, visit)
     visit.cleanup.callback(_settle, gateway, exchange, visit)
     await _wait_for_verdict(exchange, gateway.settings.verdict_timeout_s)
-    if is_stream:
+    if wanted.is_stream:
         return StreamAnswer(
             exchange,
             client=gateway.client,
             keeper=gateway.keeper,
-            headers=headers,
+            framing=wanted.framing,
+            kept=wanted.kept,
+            headers=wanted.headers,
             on_first_bytes=lambda: gateway.metrics.observe_first_bytes(visit.age_s),
         )
     limit_s = gateway.settings.request_timeout_s + BACKSTOP_S
-    return Response(
-        await _whole_answer(exchange, limit_s), headers=headers, media_type="application/json"
-    )
+
+    async def answer() -> bytes:
+        return await whole_answer(exchange, limit_s)
+
+    if wanted.is_background:
+        assert wanted.kept is not None
+        body = await gateway.background.go_on(answer, wanted.kept, visit)
+    else:
+        body = await answer()
+        if wanted.kept is not None:
+            await wanted.kept.keep(body)
+    return Response(body, headers=wanted.headers, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What is left of a plan once its submission has been handed on."""
+
+    headers: dict[str, str]
+    is_stream: bool
+    framing: Framing
+    kept: KeptAnswer | None
+    is_background: bool
 
 
 async def admit(gateway: Gateway, request: Request, visit: Visit) -> tuple[Place, Body]:
@@ -76,7 +105,7 @@ async def admit(gateway: Gateway, request: Request, visit: Visit) -> tuple[Place
 
 async def _submit(
     gateway: Gateway, request: Request, plan_request: Planner, visit: Visit
-) -> tuple[Exchange, dict[str, str], bool]:
+) -> tuple[Exchange, _Wanted]:
     """Hand the request on; its body and prompt live no longer than this call."""
     try:
         place, body = await admit(gateway, request, visit)
@@ -86,7 +115,13 @@ async def _submit(
     except RequestError as error:
         gateway.metrics.count_failure(error.reason.name.lower())
         raise
-    return exchange, unknown_header(plan.unknown_fields), plan.submission.output.is_stream
+    return exchange, _Wanted(
+        headers=unknown_header(plan.unknown_fields),
+        is_stream=plan.submission.output.is_stream,
+        framing=plan.framing,
+        kept=plan.kept,
+        is_background=plan.is_background,
+    )
 
 
 async def _wait_for_verdict(exchange: Exchange, timeout_s: float) -> None:
@@ -103,7 +138,8 @@ async def _wait_for_verdict(exchange: Exchange, timeout_s: float) -> None:
         raise late from None
 
 
-async def _whole_answer(exchange: Exchange, limit_s: float) -> bytes:
+async def whole_answer(exchange: Exchange, limit_s: float) -> bytes:
+    """All bytes after the good end; raises the bad one, or DEADLINE_EXCEEDED."""
     try:
         async with asyncio.timeout(limit_s):
             return await exchange.wait_for_end()

@@ -77,6 +77,19 @@ class FrontendSettings(ServiceSettings):
     max_waiting_renders: int = Field(
         default=64, ge=0, description="Long prompts that may wait; more are answered 429."
     )
+    max_stored_responses: int = Field(
+        default=4096, ge=1, description="Responses kept for GET and previous_response_id."
+    )
+    max_stored_response_bytes: int = Field(
+        default=64 << 20, ge=1024, description="Bytes of kept responses; the oldest go first."
+    )
+    stored_response_ttl_s: float = Field(
+        default=86400.0, gt=0, description="For a response to be kept."
+    )
+    response_store_path: Path | None = Field(
+        default=None,
+        description="File for kept responses, shared by several processes; default: memory.",
+    )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="For running requests to end after SIGTERM."
     )

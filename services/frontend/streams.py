@@ -14,11 +14,12 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.frontend.background import KeptAnswer
 from services.frontend.detokenizer_client import DetokenizerClient
-from services.frontend.errors import ApiError, from_request_error
+from services.frontend.errors import from_request_error
 from services.frontend.exchange import Exchange
+from services.frontend.framing import CHUNKS, Framing
 from services.frontend.http_server import Connection, connection_of
-from shared import sse
 from shared.errors import FailureReason, RequestError
 
 TICK_S: Final = 0.25
@@ -37,6 +38,7 @@ class Lane:
     last_sent: float
     blocked_since: float | None = None
     has_output: bool = False
+    num_events: int = 0
     is_silent: bool = False
     is_cut: bool = False
 
@@ -98,6 +100,8 @@ class StreamAnswer(Response):
         exchange: Admitted.
         client: Gets the credit for bytes that left.
         keeper: Looks after the delivery.
+        framing: Writes what the gateway itself has to say.
+        kept: Gets the finished object, if it is kept.
         headers: Further response headers.
         on_first_bytes: Called once, when output has left for the first time.
     """
@@ -110,6 +114,8 @@ class StreamAnswer(Response):
         *,
         client: DetokenizerClient,
         keeper: StreamKeeper,
+        framing: Framing = CHUNKS,
+        kept: KeptAnswer | None = None,
         headers: Mapping[str, str],
         on_first_bytes: Callable[[], None],
     ) -> None:
@@ -119,6 +125,8 @@ class StreamAnswer(Response):
         self._exchange = exchange
         self._client = client
         self._keeper = keeper
+        self._framing = framing
+        self._kept = kept
         self._on_first_bytes = on_first_bytes
         self.init_headers({**HEADERS, **headers})
 
@@ -159,14 +167,16 @@ class StreamAnswer(Response):
         def sink(data: bytes) -> bool:
             if lane.blocked_since is not None or not connection.write(data):
                 return False
-            self._note_sent(lane, len(data))
+            self._note_sent(lane, data)
             return True
 
         self._exchange.sink = sink
 
-    def _note_sent(self, lane: Lane, num_bytes: int) -> None:
+    def _note_sent(self, lane: Lane, data: bytes) -> None:
         lane.last_sent = time.monotonic()
-        self._client.give_credit(self._exchange, num_bytes)
+        self._client.give_credit(self._exchange, len(data))
+        if self._framing.counts_events:
+            lane.num_events += data.count(b"\n\n")
         if not lane.has_output:
             lane.has_output = True
             self._on_first_bytes()
@@ -178,22 +188,20 @@ class StreamAnswer(Response):
             data = exchange.take()
             if data:
                 await _send(lane, send, data)
-                self._note_sent(lane, len(data))
+                self._note_sent(lane, data)
             elif exchange.is_ended:
                 return
             elif lane.is_silent:
-                await _send(lane, send, sse.KEEP_ALIVE)
+                await _send(lane, send, self._framing.keep_alive)
 
     async def _send_end(self, lane: Lane, send: Send) -> None:
-        """A good end has had its last frame; a bad one gets the error and [DONE] from here."""
-        error = self._exchange.error
-        tail = b"" if error is None else error_frames(from_request_error(error))
+        """A good end has had its last frame; a bad one gets its error from here."""
+        error, tail = self._exchange.error, b""
+        if error is not None:
+            tail = self._framing.failure(from_request_error(error), lane.num_events)
+        elif self._kept is not None and self._exchange.object_json:
+            await self._kept.keep(self._exchange.object_json)
         await _send(lane, send, tail, is_last=True)
-
-
-def error_frames(error: ApiError) -> bytes:
-    """The end of a stream that failed."""
-    return sse.event(error.body()) + sse.DONE
 
 
 async def _send(lane: Lane, send: Send, data: bytes, *, is_last: bool = False) -> None:

@@ -15,6 +15,9 @@ class ObjectKind(enum.IntEnum):
 
     CHAT_COMPLETION = 1
     TEXT_COMPLETION = 2
+    RESPONSE = 3
+    MESSAGE = 4
+    TOKENS = 5
 
 
 class ToolChoice(enum.IntEnum):
@@ -57,6 +60,13 @@ class OutputPlan:
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     echo_texts: tuple[str, ...] = ()
+    # What of the request stands in the object as it came: a JSON object. Of a response only.
+    echo_json: bytes = b""
+    # The end brings the object, also that of a stream. Of a response only.
+    keep_object: bool = False
+    include_sealed_reasoning: bool = False
+    # Text beside the ids. Of tokens only.
+    include_text: bool = False
     # Consecutive choices that share a prompt, which usage counts once; 0: all of a chat.
     num_choices_per_prompt: int = 0
 

@@ -37,6 +37,7 @@ class Visit:
         self.is_complete = False
         self.is_client_gone = False
         self.span: Span | None = None
+        self._watcher: asyncio.Task[None] | None = None
         scope[_KEY] = self
 
     @property
@@ -64,8 +65,14 @@ class Visit:
     def watch(self, receive: Receive) -> None:
         """From now on a client that hangs up cancels the request; the body has been read."""
         owner = asyncio.current_task()
-        watcher = asyncio.create_task(self._wait_for_hangup(receive, owner))
-        self.cleanup.callback(watcher.cancel)
+        self._watcher = asyncio.create_task(self._wait_for_hangup(receive, owner))
+        self.cleanup.callback(self._watcher.cancel)
+
+    def detach(self) -> contextlib.ExitStack:
+        """Hand over what is to be undone: the request goes on without its client."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        return self.cleanup.pop_all()
 
     async def _wait_for_hangup(
         self, receive: Receive, owner: "asyncio.Task[object] | None"

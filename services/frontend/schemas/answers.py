@@ -92,6 +92,48 @@ class TextCompletion(Answer):
     usage: Usage
 
 
+class ResponseUsage(Answer):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseObject(Answer):
+    """An answer as a list of items; what the request said stands in it, too."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress", "failed", "cancelled"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]] = Field(description="reasoning, message and function_call items.")
+    usage: ResponseUsage | None
+
+
+class ResponseItems(Answer):
+    """A page of input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(Answer):
+    """A response that was forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class Model(Answer):
     """A served name."""
 

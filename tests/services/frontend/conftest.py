@@ -31,10 +31,19 @@ class Mesh:
     fake: FakeDetokenizer
     http: httpx.AsyncClient
     port: int
+    _openai: AsyncOpenAI | None = None
 
     @property
     def openai(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="k", max_retries=0)
+        """The SDK, pointed here; closed with the mesh."""
+        if self._openai is None or self._openai.is_closed():
+            url = f"http://127.0.0.1:{self.port}/v1"
+            self._openai = AsyncOpenAI(base_url=url, api_key="k", max_retries=0)
+        return self._openai
+
+    async def close(self) -> None:
+        if self._openai is not None:
+            await self._openai.close()
 
     async def chat(self, **fields: Any) -> httpx.Response:
         body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -119,4 +128,5 @@ async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
             mesh = Mesh(gateway, fake, client, http.port)
             await mesh.wait_until_connected()
             yield mesh
+            await mesh.close()
     await fake.stop()

@@ -132,12 +132,18 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             num_output_tokens=len(plan.pieces),
         )
         finished = detokenizer_pb2.TextFinished(stats=stats, reason=common_pb2.FINISH_REASON_STOP)
+        if submit.submit.output.keep_object:
+            finished.object_json = response_of(submit.submit, plan.pieces)
         outbox.put_nowait(_end(stream_id, finished=finished))
 
 
 def frames_of(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> list[bytes]:
     """What a real detokenizer would send, simplified."""
     output = submit.output
+    if output.object_kind == detokenizer_pb2.OBJECT_KIND_RESPONSE:
+        return _response_frames(submit, pieces)
+    if output.object_kind == detokenizer_pb2.OBJECT_KIND_MESSAGE:
+        return _message_frames(submit, pieces)
     is_chat = output.object_kind == detokenizer_pb2.OBJECT_KIND_CHAT_COMPLETION
     head = {"id": output.response_id, "model": output.model, "created": output.created_s}
     num_prompt = len(submit.sequences[0].prompt_token_ids) // 4
@@ -163,6 +169,67 @@ def frames_of(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> li
     if output.include_usage:
         frames.append(_event({**head, "object": kind, "choices": [], "usage": usage}))
     return [*frames, b"data: [DONE]\n\n"]
+
+
+def response_of(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> bytes:
+    """A response with one message."""
+    output = submit.output
+    part = {"type": "output_text", "text": "".join(pieces), "annotations": []}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+    shown = {
+        "id": output.response_id,
+        "object": "response",
+        "created_at": output.created_s,
+        "model": output.model,
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "output": [{**message, "content": [part]}],
+        "usage": None,
+    }
+    return json.dumps(shown | json.loads(output.echo_json)).encode()
+
+
+def _response_frames(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> list[bytes]:
+    if not submit.output.is_stream:
+        return [response_of(submit, pieces)]
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    deltas = [
+        {"type": "response.output_text.delta", **place, "delta": piece, "logprobs": []}
+        for piece in pieces
+    ]
+    last = {"type": "response.completed", "response": json.loads(response_of(submit, pieces))}
+    return [_named({**event, "sequence_number": i}) for i, event in enumerate([*deltas, last])]
+
+
+def _message_frames(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> list[bytes]:
+    output = submit.output
+    head = {"id": output.response_id, "type": "message", "role": "assistant"}
+    head |= {"model": output.model, "stop_sequence": None}
+    usage = {"input_tokens": 1, "output_tokens": len(pieces)}
+    if not output.is_stream:
+        block = {"type": "text", "text": "".join(pieces)}
+        whole = {**head, "content": [block], "stop_reason": "end_turn", "usage": usage}
+        return [json.dumps(whole).encode()]
+    start = {**head, "content": [], "stop_reason": None, "usage": usage}
+    return [
+        _named({"type": "message_start", "message": start}),
+        _named({"type": "content_block_start", "index": 0,
+                "content_block": {"type": "text", "text": ""}}),
+        *(
+            _named({"type": "content_block_delta", "index": 0,
+                    "delta": {"type": "text_delta", "text": piece}})
+            for piece in pieces
+        ),
+        _named({"type": "content_block_stop", "index": 0}),
+        _named({"type": "message_delta", "usage": usage,
+                "delta": {"stop_reason": "end_turn", "stop_sequence": None}}),
+        _named({"type": "message_stop"}),
+    ]  # fmt: skip
+
+
+def _named(document: dict) -> bytes:
+    return f"event: {document['type']}\ndata: {json.dumps(document)}\n\n".encode()
 
 
 def _whole_choice(index: int, text: str, is_chat: bool) -> dict:

@@ -16,6 +16,8 @@ def test_all_endpoints_are_there(lone_gateway: Gateway) -> None:
     paths = set(create_app(lone_gateway).openapi()["paths"])
     assert paths == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id}",
+        "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
+        "/v1/responses/{response_id}/input_items",
         "/tokenize", "/detokenize", "/health", "/ping", "/version", "/metrics",
     }  # fmt: skip
 

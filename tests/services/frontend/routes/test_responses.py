@@ -1,0 +1,154 @@
+"""POST /v1/responses and what is kept of it, with the SDK where it has a word for it."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.services.frontend.conftest import NAME, Mesh
+from tests.services.frontend.fake_detokenizer import TEXT, Behaviour
+
+
+async def test_the_sdk_creates_retrieves_and_deletes(mesh: Mesh) -> None:
+    client = mesh.openai
+    made = await client.responses.create(model=NAME, input="Hi", metadata={"a": "b"})
+    assert made.output_text == TEXT
+    assert made.metadata == {"a": "b"}
+    found = await client.responses.retrieve(made.id)
+    assert found.output_text == TEXT
+    items = await client.responses.input_items.list(made.id)
+    assert [item.type for item in items.data] == ["message"]
+    await client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.responses.retrieve(made.id)
+    assert (caught.value.param, caught.value.code) == ("response_id", "response_not_found")
+
+
+async def test_a_streamed_response_is_kept_as_well(mesh: Mesh) -> None:
+    stream = await mesh.openai.responses.create(model=NAME, input="Hi", stream=True)
+    events = [event async for event in stream]
+    assert events[-1].type == "response.completed"
+    kept = await mesh.openai.responses.retrieve(events[-1].response.id)
+    assert kept.output_text == TEXT
+
+
+async def test_what_is_not_to_be_stored_is_not(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi", store=False)
+    response = await mesh.http.get(f"/v1/responses/{made.id}")
+    assert response.status_code == 404
+
+
+async def test_a_conversation_goes_on_from_a_stored_response(mesh: Mesh) -> None:
+    client = mesh.openai
+    first = await client.responses.create(model=NAME, input="One")
+    second = await client.responses.create(model=NAME, input="Two", previous_response_id=first.id)
+    await client.responses.create(model=NAME, input="Three", previous_response_id=second.id)
+    await mesh.chat(
+        messages=[
+            {"role": "user", "content": "One"},
+            {"role": "assistant", "content": TEXT},
+            {"role": "user", "content": "Two"},
+            {"role": "assistant", "content": TEXT},
+            {"role": "user", "content": "Three"},
+        ]
+    )
+    *_, third, chat = (s.submit.sequences[0].prompt_token_ids for s in mesh.fake.submits)
+    assert third == chat
+
+
+async def test_a_response_nobody_kept_cannot_be_gone_on_from(mesh: Mesh) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await mesh.openai.responses.create(model=NAME, input="x", previous_response_id="resp_0")
+    assert caught.value.param == "previous_response_id"
+
+
+async def test_a_failed_stream_ends_with_a_numbered_error_event(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(failure_after=2)
+    response = await mesh.http.post(
+        "/v1/responses", json={"model": NAME, "input": "Hi", "stream": True}
+    )
+    last = response.text.strip().split("\n\n")[-1]
+    name, data = last.split("\n")
+    document = json.loads(data.removeprefix("data: "))
+    assert (name, document["type"], document["sequence_number"]) == ("event: error", "error", 2)
+    assert document["code"] == "service_unavailable"
+    assert "[DONE]" not in response.text
+
+
+async def test_a_background_response_is_there_later(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(pause_s=0.05)
+    client = mesh.openai
+    made = await client.responses.create(model=NAME, input="Hi", background=True)
+    assert (made.status, made.output) == ("in_progress", [])
+    async with asyncio.timeout(5):
+        while (found := await client.responses.retrieve(made.id)).status == "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert found.output_text == TEXT
+    assert mesh.gateway.admission.num_running == 0
+    cancelled = await client.responses.cancel(made.id)
+    assert cancelled.status == "completed", "too late to cancel"
+
+
+async def test_a_background_response_can_be_cancelled(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(silent_after=0)
+    client = mesh.openai
+    made = await client.responses.create(model=NAME, input="Hi", background=True)
+    assert (await client.responses.cancel(made.id)).status == "cancelled"
+    assert mesh.fake.aborted_request_ids == [made.id]
+    assert (await client.responses.retrieve(made.id)).status == "cancelled"
+
+
+async def test_a_response_that_was_waited_for_cannot_be_cancelled(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        await mesh.openai.responses.cancel(made.id)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=in_9", "after")],
+)
+async def test_a_page_that_cannot_be_is_refused(mesh: Mesh, query: str, param: str) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    response = await mesh.http.get(f"/v1/responses/{made.id}/input_items?{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_items_come_page_by_page_in_either_order(mesh: Mesh) -> None:
+    items: Any = [{"role": "user", "content": str(i)} for i in range(3)]
+    made = await mesh.openai.responses.create(model=NAME, input=items)
+    path = f"/v1/responses/{made.id}/input_items"
+    first = (await mesh.http.get(f"{path}?limit=2&order=asc")).json()
+    assert [item["content"][0]["text"] for item in first["data"]] == ["0", "1"]
+    assert first["has_more"]
+    rest = (await mesh.http.get(f"{path}?order=asc&after={first['last_id']}")).json()
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2"]
+    assert not rest["has_more"]
+
+
+async def test_a_kept_response_is_not_streamed_again(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    response = await mesh.http.get(f"/v1/responses/{made.id}?stream=true")
+    assert response.json()["error"]["code"] == "unsupported_value"
+
+
+class TestTenants:
+    """With keys, a response belongs to the key that made it."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"api_key": ["ann", "bob"]}
+
+    async def test_another_key_does_not_see_it(self, mesh: Mesh) -> None:
+        def headers(key: str) -> dict[str, str]:
+            return {"authorization": f"Bearer {key}"}
+
+        made: httpx.Response = await mesh.http.post(
+            "/v1/responses", json={"model": NAME, "input": "Hi"}, headers=headers("ann")
+        )
+        path = f"/v1/responses/{made.json()['id']}"
+        assert (await mesh.http.get(path, headers=headers("ann"))).status_code == 200
+        assert (await mesh.http.get(path, headers=headers("bob"))).status_code == 404
