@@ -19,6 +19,7 @@ from services.worker.model.shards import Cut
 from services.worker.model.slots import FLOATS, WeightSlot, plain_slot, windowed_slot
 from services.worker.model.spec import ModelSpec
 from services.worker.model.step import StepInputs
+from services.worker.model.token_cut import attended_tokens
 from services.worker.ops.rules.dense import takes_batchmatmul
 
 _BY_HEAD = [1, 0, 2]
@@ -41,6 +42,7 @@ class SparseLatentAttention:
         self.q_a_layernorm = RMSNorm(config.q_lora_rank, eps, dtype, device)
         self.kv_a_layernorm = RMSNorm(latent, eps, dtype, device)
         self.latent_cache = make_latent_cache(spec, self.kv_a_layernorm)
+        self._tokens = attended_tokens(spec, self.latent_cache)
         self.q_b_proj = make_projection(
             spec,
             prefix,
@@ -65,25 +67,29 @@ class SparseLatentAttention:
         """Attend.
 
         Args:
-            x: [T, E] normalised hidden states.
+            x: [.., E] normalised hidden states in the form of the stream.
             step: The step.
             cache: This layer's caches, written at the step's slots.
             topk: [T, 1, K] positions of the nearest earlier layer with an indexer.
 
         Returns:
-            [T, E] and the positions used, [T, 1, K].
+            [.., E] in the form of the stream, and the positions used, [T, 1, K].
         """
         config = self.config
+        x = self._tokens.take(x, step)
         latents = self.fused_qkv_a_proj(x)
         rank = config.q_lora_rank
         width = config.kv_lora_rank + config.qk_rope_head_dim
         q_part, kv_part = latents.split_with_sizes([rank, width], 1)
         q_latent = self.q_a_layernorm(q_part)
         # Both caches are written before selection and attention: new tokens see themselves.
-        self.latent_cache.write(kv_part, step, cache)
-        if self.indexer is not None:
-            topk = self.indexer(x, q_latent, step, cache)
-        return self._attend(q_latent, step, cache, topk), topk
+        if self.indexer is None:
+            self._tokens.write(kv_part, None, None, step, cache)
+        else:
+            keys, weights = self.indexer.project(x, step)
+            self._tokens.write(kv_part, keys, self.indexer.key_cache, step, cache)
+            topk = self.indexer.select(q_latent, weights, step, cache)
+        return step.stream.add_up(self._attend(q_latent, step, cache, topk)), topk
 
     def _attend(
         self, q_latent: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -95,7 +101,7 @@ class SparseLatentAttention:
         rotated = torch.ops.npu.npu_interleave_rope(rope.unsqueeze(2), step.cos, step.sin)
         attended = self.latent_cache.attend(absorbed, rotated.squeeze(2), step, cache, topk)
         values = _by_head(attended, self.W_UV)
-        return self.o_proj(values.flatten(1))
+        return self.o_proj(self._tokens.exchange(values))
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""

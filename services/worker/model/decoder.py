@@ -77,19 +77,20 @@ class Decoder:
             on, those after its last layer.
         """
         assert token_ids.shape == (step.num_tokens,)
-        inputs = StepInputs.prepare(step, self.rotary)
+        inputs = StepInputs.prepare(step, self.rotary, self.spec)
+        stream = inputs.stream
         residual: Tensor | None = None
         if self._is_first:
             assert self.embed_tokens is not None
-            x = self.embed_tokens(token_ids)
+            x = self.embed_tokens(token_ids, stream)
             topk = x.new_empty(0)  # the first layer has an indexer and sets it
         else:
-            x, residual, topk = self._seam.receive(step.num_tokens)
+            x, residual, topk = self._seam.receive(inputs)
         for layer, cache in zip(self.layers, caches.layers, strict=False):
             x, residual, topk = layer(x, residual, inputs, cache, topk)
         assert residual is not None
         if self.norm is not None:
-            return self.norm.add(x, residual)[0]
+            return stream.whole(self.norm.add(x, residual)[0])
         self._seam.send(x, residual, topk)
         return x
 
@@ -117,11 +118,14 @@ class Decoder:
         assert token_ids.shape == (step.num_tokens,)
         assert self.embed_tokens is not None
         assert self.mtp is not None
-        embedded = self.embed_tokens(token_ids)
+        inputs = StepInputs.prepare(step, self.rotary, self.spec)
+        stream = inputs.stream
+        embedded = self.embed_tokens(token_ids, stream)
         # As the layer was trained: at position 0 it sees the hidden state alone.
-        embedded = embedded.masked_fill(step.positions[:, None] == 0, 0)
-        inputs = StepInputs.prepare(step, self.rotary)
-        return self.mtp(embedded, hidden, inputs, caches.layers[len(self.layers)])
+        is_first = stream.cut(step.positions)[:, None] == 0
+        embedded = embedded.masked_fill(is_first, 0)
+        cache = caches.layers[len(self.layers)]
+        return stream.whole(self.mtp(embedded, stream.cut(hidden), inputs, cache))
 
     @torch.inference_mode()
     def compute_draft_logits(self, hidden: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from torch import Tensor
 from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.routed import RoutedExperts
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import Stream, padded_rows
+from services.worker.parallel.groups import Group
 
 
 class Gate(Protocol):
@@ -21,41 +23,33 @@ class Gate(Protocol):
 class Exchange(Protocol):
     """One method, for one layer."""
 
-    def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
-        """Add this rank's share of the routed experts' sum.
+    def sums(self, x: Tensor, stream: Stream, traffic: ExpertTraffic) -> tuple[Tensor, slice]:
+        """What the routed experts add to this rank's share of the tokens.
 
         Args:
-            total: [T, E], changed; the tensor-parallel ranks' totals are added up afterwards.
-            x: [T, E] tokens of the replica, the same on its ranks.
+            x: [.., E] tokens in the form of the stream.
+            stream: The step's.
             traffic: The step's method and the tokens of the largest replica.
+
+        Returns:
+            Sums [N, E], and to which N rows of `x` they belong. Where the stream is whole the
+            tensor-parallel ranks' sums must be added up; a row may be with one or with all.
         """
         ...
 
 
-def padded_rows(x: Tensor, count: int, value: int = 0) -> Tensor:
-    """`x` with rows of `value` behind it, `count` in all."""
-    if len(x) == count:
-        return x
-    rows = x.new_full((count, *x.shape[1:]), value)
-    rows[: len(x)] = x
-    return rows
+def own_tokens(x: Tensor, stream: Stream) -> tuple[Tensor, slice]:
+    """This rank's share of the tokens, and where it lies in `x`.
+
+    Ranks of a whole stream have the same tokens: each sends its share, so no copy is sent twice.
+    """
+    share = stream.share
+    return stream.own(x), slice(0, share.count) if stream.is_cut else share.rows
 
 
-class TokenSlice:
-    """The tokens of a replica cut over its tensor-parallel ranks, each of which sends its part."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._size = spec.placement.tp_size
-        self._rank = spec.placement.tp_rank
-
-    def of(self, num_tokens: int) -> slice:
-        """This rank's tokens; the last ranks may have fewer or none."""
-        part = -(-num_tokens // self._size)
-        return slice(min(num_tokens, self._rank * part), min(num_tokens, (self._rank + 1) * part))
-
-    def largest(self, num_tokens: int) -> int:
-        """Tokens of the rank that has most."""
-        return -(-num_tokens // self._size)
+def most_own(stream: Stream, traffic: ExpertTraffic) -> int:
+    """Tokens of the largest share of all replicas."""
+    return -(-traffic.num_tokens // stream.share.size)
 
 
 class GatherExchange:
@@ -64,21 +58,32 @@ class GatherExchange:
     def __init__(self, spec: ModelSpec, gate: Gate, block: RoutedExperts) -> None:
         self._gate = gate
         self._block = block
-        self._replicas = spec.groups.dp
+        self._replicas, self._world = spec.groups.dp, spec.groups.ep
         self._nobody = spec.config.n_routed_experts
 
-    def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
-        """Gather over the replicas, compute, give each replica its sums."""
+    def sums(self, x: Tensor, stream: Stream, traffic: ExpertTraffic) -> tuple[Tensor, slice]:
+        """Gather over the replicas, compute, give each replica its sums.
+
+        Of a cut stream shares are gathered, over all ranks that hold experts, and go back so.
+        """
         weights, experts = self._gate(x)
-        if self._replicas.size == 1:
-            total.add_(self._block(x, weights, experts))
-            return
-        count = traffic.num_tokens
-        tokens = self._replicas.all_gather(padded_rows(x, count))
+        if stream.is_cut:
+            real, most = stream.share.count, most_own(stream, traffic)
+            sums = self._over(self._world, x, weights, experts[:real], most)
+        elif self._replicas.size > 1:
+            sums = self._over(self._replicas, x, weights, experts, traffic.num_tokens)
+        else:
+            sums = self._block(x, weights, experts)
+        return sums[: len(x)], slice(0, len(x))
+
+    def _over(
+        self, group: Group, x: Tensor, weights: Tensor, experts: Tensor, count: int
+    ) -> Tensor:
+        """Sums for `count` rows of this rank; those without a choice chose nobody."""
+        tokens = group.all_gather(padded_rows(x, count))
         # One exchange for weights and choices; padding chose an expert that nobody has.
         bits = padded_rows(weights, count).view(torch.int32)
         routing = torch.cat((bits, padded_rows(experts, count, self._nobody)), dim=1)
-        bits, experts = self._replicas.all_gather(routing).chunk(2, dim=1)
+        bits, experts = group.all_gather(routing).chunk(2, dim=1)
         weights = bits.contiguous().view(torch.float32)
-        sums = self._block(tokens, weights, experts.contiguous())
-        total.add_(self._replicas.reduce_scatter(sums)[: len(x)])
+        return group.reduce_scatter(self._block(tokens, weights, experts.contiguous()))

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.worker.model.exchange import Gate, TokenSlice, padded_rows
+from services.worker.model.exchange import Gate, own_tokens
 from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.routed import RoutedExperts
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import Stream
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +28,6 @@ class AllToAllExchange:
         self._gate = gate
         self._block = block
         self._group = spec.groups.ep
-        self._slice = TokenSlice(spec)
         self._every = [0, config.n_routed_experts]
         self._rank = placement.ep_rank
         held = [
@@ -37,11 +37,10 @@ class AllToAllExchange:
         self._firsts = [experts.start for experts in held]
         """First expert of each rank."""
 
-    def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
+    def sums(self, x: Tensor, stream: Stream, traffic: ExpertTraffic) -> tuple[Tensor, slice]:
         """Send, compute, send back, add up."""
-        own = self._slice.of(len(x))
         # A rank without tokens of its own works on one of padding: kernels want at least one row.
-        mine = padded_rows(x[own], self._slice.largest(len(x)))
+        mine, place = own_tokens(x, stream)
         weights, experts = self._gate(mine)
         shards, is_quantized = self._block.shards, self._block.is_quantized
         rows, order, counts, scales = shards.sort(mine, experts, self._every, is_quantized)
@@ -49,11 +48,11 @@ class AllToAllExchange:
         rows = self._group.all_to_all(rows, received, sent)
         if is_quantized:
             scales = self._group.all_to_all(scales, received, sent)
-        products = self._compute(rows, scales, arriving, total.dtype)
+        products = self._compute(rows, scales, arriving, x.dtype)
         products = self._group.all_to_all(products, sent, received)
         weights = weights.to(products.dtype)
         sums = torch.ops.npu.npu_moe_token_unpermute(products, order, weights)
-        total[own].add_(sums[: own.stop - own.start])
+        return sums[: place.stop - place.start], place
 
     def _splits(self, counts: Ints) -> tuple[list[int], list[int], Ints]:
         """Rows sent to each rank, rows received from each, and the latter by rank and expert."""

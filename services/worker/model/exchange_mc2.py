@@ -7,10 +7,11 @@ be captured. All ranks pass as many rows; a mask tells which of them are tokens.
 import torch
 from torch import Tensor
 
-from services.worker.model.exchange import Gate, TokenSlice, padded_rows
+from services.worker.model.exchange import Gate, most_own, own_tokens
 from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.routed import RoutedExperts
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import Stream, padded_rows
 
 _COUNTS = 1
 _PLAIN, _DYNAMIC_INT8 = 0, 2
@@ -24,7 +25,6 @@ class Mc2Exchange:
         self._gate = gate
         self._block = block
         self._group = spec.groups.mc2
-        self._slice = TokenSlice(spec)
         self._where = {
             "group_ep": self._group.handle,
             "ep_world_size": placement.ep_size,
@@ -35,11 +35,11 @@ class Mc2Exchange:
         # An A2 sends the weights along and sums between machines; an A3 takes none here.
         self._sends_weights = spec.cache.generation == "a2"
 
-    def add(self, total: Tensor, x: Tensor, traffic: ExpertTraffic) -> None:
+    def sums(self, x: Tensor, stream: Stream, traffic: ExpertTraffic) -> tuple[Tensor, slice]:
         """Dispatch this rank's tokens, compute what arrives, combine."""
-        own = self._slice.of(len(x))
-        count, capacity = own.stop - own.start, self._slice.largest(traffic.num_tokens)
-        mine = padded_rows(x[own], capacity)
+        mine, place = own_tokens(x, stream)
+        count, capacity = place.stop - place.start, most_own(stream, traffic)
+        mine = padded_rows(mine, capacity)
         is_token = torch.arange(capacity, device=x.device) < count
         weights, experts = self._gate(mine)
         sent = self._group.fused(
@@ -61,7 +61,7 @@ class Mc2Exchange:
                 expand_scales=sent_weights if self._sends_weights else None,
             ),
         )
-        total[own].add_(sums[:count])
+        return sums[:count], place
 
     def _dispatch(
         self, mine: Tensor, weights: Tensor, experts: Tensor, is_token: Tensor

@@ -58,7 +58,7 @@ class Router:
 
 
 class MixtureOfExperts:
-    """``sum_j weight_j * expert_j(x) + shared(x)``; a rank's share of it where that is cut."""
+    """``sum_j weight_j * expert_j(x) + shared(x)``, both cut over the tensor-parallel ranks."""
 
     def __init__(self, spec: ModelSpec, prefix: str) -> None:
         config = spec.config
@@ -66,12 +66,15 @@ class MixtureOfExperts:
         self.experts = make_experts(spec, f"{prefix}experts.")
         width = config.moe_intermediate_size * config.n_shared_experts
         self.shared_experts = make_mlp(spec, f"{prefix}shared_experts.", width)
+        self._beside = spec.beside
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        """[T, E] -> [T, E]."""
+        """[.., E] -> [.., E] in the form of the stream."""
+        x = step.stream.whole(x)
+        shared = self._beside.start(self.shared_experts, x)
         weights, experts = self.gate(x)
         routed = self.experts(x, weights, experts)
-        return self.shared_experts(x).add_(routed)
+        return step.stream.add_up(shared().add_(routed))
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""

@@ -28,10 +28,11 @@ _EXCHANGES: Mapping[MoeMethod, _MakeExchange] = MappingProxyType(
 
 
 class ExpertParallelMixture:
-    """``sum_j weight_j * expert_j(x) + shared(x)``; a rank's share of it.
+    """``sum_j weight_j * expert_j(x) + shared(x)``.
 
-    The shared expert is cut over the tensor-parallel ranks and the routed sum comes back cut by
-    tokens or in parts, so that one reduction adds up both.
+    Of a whole stream the shared expert is cut over the tensor-parallel ranks and the routed sum
+    comes back cut by tokens or in parts, so that one reduction adds up both. Of a cut stream the
+    shared expert is whole, and a rank has all that belongs to its tokens.
     """
 
     def __init__(self, spec: ModelSpec, prefix: str) -> None:
@@ -39,17 +40,26 @@ class ExpertParallelMixture:
         self.gate = Router(config, spec.device, f"{prefix}gate.")
         self.experts = make_experts(spec, f"{prefix}experts.")
         width = config.moe_intermediate_size * config.n_shared_experts
-        self.shared_experts = make_mlp(spec, f"{prefix}shared_experts.", width)
+        self._is_whole = spec.placement.has_whole_shared_experts
+        self.shared_experts = make_mlp(
+            spec, f"{prefix}shared_experts.", width, is_whole=self._is_whole
+        )
+        self._beside = spec.beside
         self._exchanges: dict[MoeMethod, Exchange] = {
             method: make(spec, self.gate, self.experts) for method, make in _EXCHANGES.items()
         }
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        """[T, E] -> [T, E]."""
-        traffic = step.traffic or ExpertTraffic(method=MoeMethod.ALLGATHER, num_tokens=len(x))
-        total = self.shared_experts(x)
-        self._exchanges[traffic.method].add(total, x, traffic)
-        return total
+        """[.., E] -> [.., E] in the form of the stream."""
+        stream = step.stream
+        assert stream.is_cut == self._is_whole
+        num_tokens = stream.share.num_rows
+        traffic = step.traffic or ExpertTraffic(method=MoeMethod.ALLGATHER, num_tokens=num_tokens)
+        shared = self._beside.start(self.shared_experts, x)
+        sums, place = self._exchanges[traffic.method].sums(x, stream, traffic)
+        total = shared()
+        total[place].add_(sums)
+        return total if stream.is_cut else stream.add_up(total)
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this block."""

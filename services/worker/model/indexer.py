@@ -51,21 +51,25 @@ class Indexer:
         self.k_norm = KeyNorm(self.head_dim, spec.dtype, spec.device)
         self.key_cache = make_key_cache(spec, layer)
 
-    def __call__(self, x: Tensor, q_latent: Tensor, step: StepInputs, cache: LayerCache) -> Tensor:
-        """Cache the step's keys, then select.
+    def project(self, x: Tensor, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """Keys [T, Di] to be cached and head weights [T, Hi] of normalised hidden states [T, E]."""
+        keys, weights = self.wk_weights_proj(x).split_with_sizes([self.head_dim, self.num_heads], 1)
+        return self._rotate(self.k_norm(keys).unsqueeze(1), step).squeeze(1), weights
+
+    def select(
+        self, q_latent: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache
+    ) -> Tensor:
+        """Select, once the step's keys are in the cache.
 
         Args:
-            x: [T, E] normalised hidden states.
             q_latent: [T, Q] normalised query latent.
+            weights: [T, Hi] head weights.
             step: The step.
-            cache: This layer's caches; the keys are written.
+            cache: This layer's caches.
 
         Returns:
             [T, 1, K] int32 positions, -1 behind the valid ones.
         """
-        keys, weights = self.wk_weights_proj(x).split_with_sizes([self.head_dim, self.num_heads], 1)
-        keys = self._rotate(self.k_norm(keys).unsqueeze(1), step).squeeze(1)
-        self.key_cache.write(keys, step, cache)
         queries = self.wq_b(q_latent).view(-1, self.num_heads, self.head_dim)
         return self.key_cache.select(self._rotate(queries, step), weights, step, cache)
 

@@ -4,6 +4,7 @@ Eight bits (LI C8) hold a key whose size is spread evenly over its lanes best. S
 are rotated by one orthogonal matrix first, which leaves every product as it was.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -23,6 +24,14 @@ class KeyCache(Protocol):
 
     def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Keep `keys` [T, Di] at the step's slots."""
+        ...
+
+    def rows(self, keys: Tensor) -> Sequence[Tensor]:
+        """What `write` would keep of `keys`, as rows [T, N] that travel."""
+        ...
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """Keep such rows at `slots`."""
         ...
 
     def select(
@@ -61,10 +70,17 @@ class PlainKeyCache:
 
     def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Write rows of keys."""
+        self.store(self.rows(keys), step.slots, cache)
+
+    def rows(self, keys: Tensor) -> Sequence[Tensor]:
+        """The keys themselves."""
+        return (keys,)
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """One scatter."""
         assert cache.indexer is not None
-        torch.ops.npu.npu_scatter_nd_update_(
-            cache.indexer.view(-1, self._width), step.slots.view(-1, 1), keys
-        )
+        target = cache.indexer.view(-1, self._width)
+        torch.ops.npu.npu_scatter_nd_update_(target, slots.view(-1, 1), rows[0])
 
     def select(
         self, queries: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache
@@ -102,16 +118,22 @@ class QuantizedKeyCache:
 
     def write(self, keys: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Write rows of keys, and their scales beside them."""
+        self.store(self.rows(keys), step.slots, cache)
+
+    def rows(self, keys: Tensor) -> Sequence[Tensor]:
+        """Bytes of keys, and their scales."""
+        lanes, scales = self._quantize(keys)
+        return lanes.view(torch.int8), scales.view(-1, 1)
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """Two scatters."""
         assert cache.indexer is not None
         assert cache.indexer_scale is not None
-        lanes, scales = self._quantize(keys)
-        slots = step.slots.view(-1, 1)
-        torch.ops.npu.npu_scatter_nd_update_(
-            cache.indexer.view(torch.int8).view(-1, self._width), slots, lanes.view(torch.int8)
-        )
-        torch.ops.npu.npu_scatter_nd_update_(
-            cache.indexer_scale.view(-1, 1), slots, scales.view(-1, 1)
-        )
+        lanes, scales = rows
+        at = slots.view(-1, 1)
+        target = cache.indexer.view(torch.int8).view(-1, self._width)
+        torch.ops.npu.npu_scatter_nd_update_(target, at, lanes)
+        torch.ops.npu.npu_scatter_nd_update_(cache.indexer_scale.view(-1, 1), at, scales)
 
     def select(
         self, queries: Tensor, weights: Tensor, step: StepInputs, cache: LayerCache

@@ -4,6 +4,7 @@ A plain cache keeps latents and rotated keys in the model's type; a packed one (
 in one row of 656 bytes, with a scale for each 128 latents.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -20,6 +21,14 @@ class LatentCache(Protocol):
 
     def write(self, kv: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Norm, rotate and keep `kv` [T, C + Dr] at the step's slots."""
+        ...
+
+    def rows(self, kv: Tensor, step: StepInputs) -> Sequence[Tensor]:
+        """What `write` would keep of `kv`, as rows [T, N] that travel."""
+        ...
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """Keep such rows at `slots`."""
         ...
 
     def attend(
@@ -39,13 +48,13 @@ class PlainLatentCache:
 
     def __init__(self, spec: ModelSpec, norm: RMSNorm) -> None:
         self._norm = norm
-        self._width = spec.config.kv_lora_rank + spec.config.qk_rope_head_dim
+        self._sizes = [spec.config.kv_lora_rank, spec.config.qk_rope_head_dim]
         self._scale = spec.config.softmax_scale
 
     def write(self, kv: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Everything in one operator."""
         torch.ops.npu.npu_kv_rmsnorm_rope_cache_v2(
-            kv.view(-1, 1, 1, self._width),
+            kv.view(-1, 1, 1, sum(self._sizes)),
             self._norm.weight,
             step.cos,
             step.sin,
@@ -55,6 +64,17 @@ class PlainLatentCache:
             epsilon=self._norm.epsilon,
             cache_mode="PA",
         )
+
+    def rows(self, kv: Tensor, step: StepInputs) -> Sequence[Tensor]:
+        """Latents and rotated keys."""
+        latent, rope = kv.split_with_sizes(self._sizes, 1)
+        return self._norm(latent), _rotate(rope, step).flatten(1)
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """Two scatters."""
+        assert cache.rope is not None
+        for part, target, width in zip(rows, (cache.latent, cache.rope), self._sizes, strict=True):
+            torch.ops.npu.npu_scatter_nd_update_(target.view(-1, width), slots.view(-1, 1), part)
 
     def attend(
         self, absorbed: Tensor, rotated: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -95,22 +115,24 @@ class PackedLatentCache:
 
     def write(self, kv: Tensor, step: StepInputs, cache: LayerCache) -> None:
         """Put a token's row together, then write it whole."""
+        self.store(self.rows(kv, step), step.slots, cache)
+
+    def rows(self, kv: Tensor, step: StepInputs) -> Sequence[Tensor]:
+        """Packed rows."""
         latent, rope = kv.split_with_sizes(self._sizes, 1)
-        width, rope_width = self._sizes
         lanes, scales = torch.ops.npu.npu_dynamic_block_quant(
-            self._norm(latent).view(-1, 1, width),
+            self._norm(latent).view(-1, 1, self._sizes[0]),
             dst_type=self._type,
             row_block_size=1,
             col_block_size=SCALE_TILE,
         )
-        rotated = torch.ops.npu.npu_interleave_rope(
-            rope.view(-1, 1, 1, rope_width), step.cos, step.sin
-        )
-        parts = (lanes, rotated.to(torch.bfloat16), scales)
-        rows = torch.cat([part.flatten(1).view(torch.int8) for part in parts], 1)
-        torch.ops.npu.npu_scatter_nd_update_(
-            cache.latent.view(torch.int8).view(-1, self._row_bytes), step.slots.view(-1, 1), rows
-        )
+        parts = (lanes, _rotate(rope, step).to(torch.bfloat16), scales)
+        return (torch.cat([part.flatten(1).view(torch.int8) for part in parts], 1),)
+
+    def store(self, rows: Sequence[Tensor], slots: Tensor, cache: LayerCache) -> None:
+        """One scatter of whole rows."""
+        target = cache.latent.view(torch.int8).view(-1, self._row_bytes)
+        torch.ops.npu.npu_scatter_nd_update_(target, slots.view(-1, 1), rows[0])
 
     def attend(
         self, absorbed: Tensor, rotated: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -137,3 +159,10 @@ class PackedLatentCache:
             rope_head_dim=self._sizes[1],
         )
         return attended
+
+
+def _rotate(rope: Tensor, step: StepInputs) -> Tensor:
+    """Rotated keys [T, 1, 1, Dr] of `rope` [T, Dr]."""
+    lanes = rope.view(-1, 1, 1, rope.shape[1])
+    rotated: Tensor = torch.ops.npu.npu_interleave_rope(lanes, step.cos, step.sin)
+    return rotated

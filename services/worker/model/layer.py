@@ -16,14 +16,14 @@ from services.worker.model.step import StepInputs
 
 
 class Dense:
-    """A gated MLP as a layer's block, which asks nothing of the step."""
+    """A gated MLP as a layer's block."""
 
     def __init__(self, mlp: MLP) -> None:
         self.mlp = mlp
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        """[T, E] -> [T, E]; a rank's share of it."""
-        return self.mlp(x)
+        """[.., E] -> [.., E] in the form of the stream."""
+        return step.stream.add_up(self.mlp(step.stream.whole(x)))
 
     def slots(self) -> Iterator[WeightSlot]:
         """Its checkpoint tensors."""
@@ -48,7 +48,8 @@ def make_block(
 class DecoderLayer:
     """Pre-norm layer; the sum of block output and residual is taken inside the next norm.
 
-    Attention and the block behind it each give a rank's share, which the ranks add up.
+    Norms take the stream as it is, whole or cut; attention and the block behind it bring together
+    what they need and give it back in that form.
     """
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
@@ -60,7 +61,6 @@ class DecoderLayer:
         self.self_attn = attention_backend(config)(spec, layer, f"{prefix}self_attn.")
         self.post_attention_layernorm = RMSNorm(hidden, eps, spec.dtype, spec.device)
         self.mlp = make_block(spec, layer, f"{prefix}mlp.")
-        self._add_up = spec.groups.tp.all_reduce
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, step: StepInputs, cache: LayerCache, topk: Tensor
@@ -68,8 +68,8 @@ class DecoderLayer:
         """Run the layer.
 
         Args:
-            x: [T, E] output of the layer before (embeddings at first).
-            residual: [T, E] running sum without `x`; None at first.
+            x: [.., E] output of the layer before (embeddings at first).
+            residual: [.., E] running sum without `x`; None at first.
             step: The step.
             cache: This layer's caches, written.
             topk: [T, 1, K] positions selected so far in this step.
@@ -82,8 +82,8 @@ class DecoderLayer:
         else:
             normed, residual = self.input_layernorm.add(x, residual)
         attended, topk = self.self_attn(normed, step, cache, topk)
-        normed, residual = self.post_attention_layernorm.add(self._add_up(attended), residual)
-        return self._add_up(self.mlp(normed, step)), residual, topk
+        normed, residual = self.post_attention_layernorm.add(attended, residual)
+        return self.mlp(normed, step), residual, topk
 
     def slots(self) -> Iterator[WeightSlot]:
         """Checkpoint tensors of this layer."""

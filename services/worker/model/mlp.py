@@ -1,6 +1,7 @@
 """The gated MLP: ``down(silu(gate(x)) * up(x))``; gate and up are one product, gate first."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -31,8 +32,10 @@ class MLP(Protocol):
         ...
 
 
-def make_mlp(spec: ModelSpec, prefix: str, width: int) -> MLP:
-    """A gated MLP of `width` inner columns, cut over the tensor-parallel ranks."""
+def make_mlp(spec: ModelSpec, prefix: str, width: int, *, is_whole: bool = False) -> MLP:
+    """A gated MLP of `width` inner columns, cut over the tensor-parallel ranks or whole."""
+    if is_whole:
+        spec = replace(spec, placement=replace(spec.placement, tp_size=1, tp_rank=0))
     hidden = spec.config.hidden_size
     parts = {"gate_proj": width, "up_proj": width}
     gate_up = make_projection(spec, prefix, parts, hidden, Cut.OUTPUTS)

@@ -52,13 +52,13 @@ class MTPLayer:
         """Run the layer.
 
         Args:
-            embedded: [T, E] embeddings of the tokens that follow; zeros at position 0.
-            hidden: [T, E] states after the final norm, the main model's or this layer's own.
-            step: The step, at the positions of `hidden`.
+            embedded: [.., E] embeddings of the tokens that follow; zeros at position 0.
+            hidden: [.., E] states after the final norm, the main model's or this layer's own.
+            step: The step, at the positions of `hidden`; both are in the form of its stream.
             cache: This layer's caches, written.
 
         Returns:
-            [T, E] states after the layer's norm: for the head, and to be fed again.
+            [.., E] states after the layer's norm: for the head, and to be fed again.
         """
         if self.rot is not None:
             hidden = self.rot(hidden)

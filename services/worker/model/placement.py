@@ -28,6 +28,8 @@ class Placement:
     """One past the stage's last layer; None: all layers from `first_layer` on."""
     is_dsa_cp: bool = False
     """Whether tokens, not heads, are cut inside attention: head projections are whole then."""
+    is_flashcomm: bool = False
+    """Whether tokens are cut between blocks too: sums are scattered, not given to all ranks."""
 
     def __post_init__(self) -> None:
         for size, rank in (("tp_size", "tp_rank"), ("ep_size", "ep_rank")):
@@ -44,8 +46,10 @@ class Placement:
         cut = {
             "num_attention_heads": config.num_attention_heads,
             "intermediate_size": config.intermediate_size,
-            "shared expert width": config.moe_intermediate_size * config.n_shared_experts,
         }
+        if not self.has_whole_shared_experts:
+            shared = config.moe_intermediate_size * config.n_shared_experts
+            cut["shared expert width"] = shared
         if self.ep_size == 1:
             cut["moe_intermediate_size"] = config.moe_intermediate_size
         for name, size in cut.items():
@@ -76,6 +80,11 @@ class Placement:
     def is_last_stage(self, config: ModelConfig) -> bool:
         """Whether the final norm, the head and the MTP layer are here."""
         return self.end(config) == config.num_hidden_layers
+
+    @property
+    def has_whole_shared_experts(self) -> bool:
+        """Whether shared experts are whole: tokens that are cut stay where they are."""
+        return self.is_flashcomm and self.ep_size > 1
 
     def share(self, size: int) -> slice:
         """This rank's part of `size` equal things cut over the tensor-parallel ranks.

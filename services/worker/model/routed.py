@@ -77,7 +77,7 @@ class ExpertShards:
     num_experts: int
     """Experts of the layer on all ranks."""
     num_ids: int
-    """One more where a rank sees tokens of other replicas: what pads them chose nobody."""
+    """One more where a rank sees tokens of other ranks: what pads them chose nobody."""
     experts: range
     """Those of this rank."""
     hidden: int
@@ -89,10 +89,11 @@ class ExpertShards:
     def cut(cls, spec: ModelSpec, prefix: str) -> ExpertShards:
         """The experts behind `prefix` that the spec's rank holds."""
         config, placement = spec.config, spec.placement
+        has_padding = placement.ep_size > placement.tp_size or placement.has_whole_shared_experts
         return cls(
             prefix=prefix,
             num_experts=config.n_routed_experts,
-            num_ids=config.n_routed_experts + (placement.ep_size > placement.tp_size),
+            num_ids=config.n_routed_experts + has_padding,
             experts=placement.experts(config.n_routed_experts),
             hidden=config.hidden_size,
             full_width=config.moe_intermediate_size,

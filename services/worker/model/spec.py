@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from services.worker.model.beside import Beside, InLine
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.placement import WHOLE, Placement
@@ -24,6 +25,8 @@ class ModelSpec:
     placement: Placement = WHOLE
     groups: Groups = field(default_factory=Groups, repr=False)
     """Whom its ranks exchange tensors with; alone, the model computes this rank's share."""
+    beside: Beside = field(default_factory=InLine, repr=False)
+    """Where shared experts are computed while tokens travel to the routed ones."""
     quantization: QuantDescription = field(default_factory=QuantDescription)
     cache: CacheFormat = field(default_factory=CacheFormat)
     has_mtp: bool = False

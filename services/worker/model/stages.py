@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.worker.model.config import SHARED, ModelConfig
 from services.worker.model.spec import ModelSpec
+from services.worker.model.step import StepInputs
 
 
 class StageSeam:
@@ -22,14 +23,17 @@ class StageSeam:
         self.takes_topk = shares_selection(spec.config, layers.start)
         self.gives_topk = shares_selection(spec.config, layers.stop)
 
-    def receive(self, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states, residual and selected positions of a step, from the stage before."""
+    def receive(self, step: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states, residual and selected positions of a step, from the stage before.
+
+        Ranks that cut tokens have the same share on each stage, and pass on that alone.
+        """
         spec, before = self._spec, self._group.rank - 1
-        shape = (2, num_tokens, spec.config.hidden_size)
+        shape = (2, step.stream.num_rows, spec.config.hidden_size)
         states = torch.empty(shape, dtype=spec.dtype, device=spec.device)
         self._group.receive(states, before)
         width = spec.config.index_topk if self.takes_topk else 0
-        topk = torch.empty((num_tokens, 1, width), dtype=torch.int32, device=spec.device)
+        topk = torch.empty((step.num_rows, 1, width), dtype=torch.int32, device=spec.device)
         if self.takes_topk:
             self._group.receive(topk, before)
         return states[0], states[1], topk

@@ -9,7 +9,7 @@ from torch.nn import functional
 from services.worker.model.shards import Shard
 from services.worker.model.slots import WeightSlot, matrix_slot
 from services.worker.model.spec import ModelSpec
-from services.worker.parallel.groups import Group
+from services.worker.model.stream import Stream
 
 
 class Embedding:
@@ -31,8 +31,8 @@ class Embedding:
         # Zeros: the last rank may hold rows of no token.
         self.weight = torch.zeros(shape, dtype=spec.dtype, device=spec.device)
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, E]."""
+    def __call__(self, token_ids: Tensor, stream: Stream) -> Tensor:
+        """[T] -> [T, E]; a rank's own rows of the vocabulary alone."""
         return functional.embedding(token_ids, self.weight)
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -44,17 +44,16 @@ class Embedding:
 class ShardedEmbedding:
     """Each token's row comes from the one rank that has it; the others add zeros."""
 
-    def __init__(self, part: Embedding, group: Group) -> None:
+    def __init__(self, part: Embedding) -> None:
         self.part = part
         self._rows = part.part.rows
-        self._add_up = group.all_reduce
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, E]."""
+    def __call__(self, token_ids: Tensor, stream: Stream) -> Tensor:
+        """[T] -> [.., E] in the form of the stream."""
         local = token_ids - self._rows.start
         is_elsewhere = (local < 0) | (token_ids >= self._rows.stop)
-        rows = self.part(local.masked_fill(is_elsewhere, 0))
-        return self._add_up(rows.masked_fill_(is_elsewhere[:, None], 0))
+        rows = self.part(local.masked_fill(is_elsewhere, 0), stream)
+        return stream.add_up(rows.masked_fill_(is_elsewhere[:, None], 0))
 
     def slots(self) -> Iterator[WeightSlot]:
         """The rows of this rank."""
@@ -64,7 +63,7 @@ class ShardedEmbedding:
 def make_embedding(spec: ModelSpec, name: str) -> Embedding | ShardedEmbedding:
     """The embedding of a rank."""
     part = Embedding(spec, name)
-    return part if spec.placement.tp_size == 1 else ShardedEmbedding(part, spec.groups.tp)
+    return part if spec.placement.tp_size == 1 else ShardedEmbedding(part)
 
 
 def whole_vocabulary(spec: ModelSpec) -> Callable[[Tensor], Tensor]:

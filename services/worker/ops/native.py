@@ -59,6 +59,7 @@ SIGNATURES: Mapping[str, str] = MappingProxyType(
         "mask_rows": "iiippp",
         "at_least": "iipp",
         "all": "ipp",
+        "cut_lengths": "iiipppp",
     }
 )
 """Arguments of each C function, in this order: i int64, f double, p pointer."""
@@ -86,6 +87,7 @@ _FLOAT32_ONLY = frozenset(
         "mask_rows",
         "at_least",
         "all",
+        "cut_lengths",
     }
 )
 

@@ -22,6 +22,7 @@ from services.worker.ops import (
     indexer,
     indexer_quant,
     layer_norm,
+    lengths,
     meta,
     moe,
     moe_gated,
@@ -52,7 +53,7 @@ _FAMILIES = (
     quant_product,
     rope,
 )
-_OWN_FAMILIES = (dense, layer_norm)
+_OWN_FAMILIES = (dense, layer_norm, lengths)
 
 Kernel = Callable[..., object]
 

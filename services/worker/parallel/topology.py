@@ -158,8 +158,15 @@ class Topology:
         ends = [sum(sizes[: stage + 1]) for stage in range(count)]
         return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
-    def placement(self, config: ModelConfig, rank: Rank, *, is_dsa_cp: bool = False) -> Placement:
-        """What a rank holds of the model."""
+    def placement(
+        self,
+        config: ModelConfig,
+        rank: Rank,
+        *,
+        is_dsa_cp: bool = False,
+        is_flashcomm: bool = False,
+    ) -> Placement:
+        """What a rank holds of the model; one alone has no tokens to cut."""
         layers = self.stages(config)[rank.pp_rank]
         tp, ep = self.tensor_parallel_size, self.expert_parallel_size
         return Placement(
@@ -169,7 +176,8 @@ class Topology:
             ep_rank=rank.dp_rank * tp + rank.tp_rank if ep > 1 else 0,
             first_layer=layers.start,
             last_layer=layers.stop,
-            is_dsa_cp=is_dsa_cp,
+            is_dsa_cp=is_dsa_cp and tp > 1,
+            is_flashcomm=is_flashcomm and tp > 1,
         )
 
     @property

@@ -180,4 +180,22 @@ int glm_all_f32(int64_t count, const uint8_t *x, uint8_t *y) {
     for (int64_t i = 0; i < count; i++) *y &= x[i] != 0;
     return OK;
 }
+
+/* Rows first to first + count of a step of sequences: where each ends among them, and its keys as
+ * its last row there sees them. The last entry is padding, with what rows are left. */
+int glm_cut_lengths_f32(int64_t num_seqs, int64_t first, int64_t count, const int32_t *cum,
+                        const int32_t *lens, int32_t *ends, int32_t *keys) {
+    int64_t before = 0;
+    for (int64_t i = 0; i < num_seqs; i++) {
+        int64_t end = cum[i] - first, beyond = end > count ? end - count : 0;
+        end = end < 0 ? 0 : end > count ? count : end;
+        int64_t seen = lens[i] > beyond ? lens[i] - beyond : 0;
+        ends[i] = (int32_t)end;
+        keys[i] = end == before ? 0 : (int32_t)seen;
+        before = end;
+    }
+    ends[num_seqs] = (int32_t)count;
+    keys[num_seqs] = 0;
+    return OK;
+}
 #endif

@@ -14,6 +14,7 @@ from services.worker.model.experts import MixtureOfExperts
 from services.worker.model.experts_parallel import ExpertParallelMixture
 from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import RowShare, Stream
 from services.worker.ops import distribute
 from services.worker.parallel.groups import Groups
 from services.worker.parallel.moe_method import MoeMethod
@@ -32,7 +33,7 @@ def fill_block(block: Any) -> None:
         slot.store(whole if slot.window is None else whole[slot.window])
 
 
-def make_ranks(spec: ModelSpec, layout: str) -> list[ExpertParallelMixture]:
+def make_ranks(spec: ModelSpec, layout: str, *, is_flashcomm: bool = False) -> list[Any]:
     """The layer's part on each rank of the layout."""
     topology = Topology.parse(layout)
     groups: list[dict[str, ThreadGroup]] = [{} for _ in range(topology.world_size)]
@@ -44,38 +45,58 @@ def make_ranks(spec: ModelSpec, layout: str) -> list[ExpertParallelMixture]:
     blocks = []
     for rank in range(topology.world_size):
         placement = topology.placement(spec.config, topology.coordinates(rank))
+        placement = replace(placement, is_flashcomm=is_flashcomm)
         own = replace(spec, placement=placement, groups=Groups(**groups[rank]))
-        blocks.append(ExpertParallelMixture(own, "mlp."))
-        fill_block(blocks[-1])
+        block: Any = ExpertParallelMixture(own, "mlp.")
+        block.group = own.groups.tp
+        fill_block(block)
+        blocks.append(block)
     return blocks
 
 
 def run_layer(
-    spec: ModelSpec, layout: str, method: MoeMethod, counts: list[int]
+    spec: ModelSpec,
+    layout: str,
+    method: MoeMethod,
+    counts: list[int],
+    *,
+    is_flashcomm: bool = False,
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each replica of `counts` tokens: the sum of its ranks' shares, and what is due."""
+    """For each rank of each replica of `counts` tokens: what it has afterwards, and what is due.
+
+    Of a cut stream a rank is given its share, and has sums for that alone.
+    """
     # The compiled kernels' threads serve one caller at a time.
     ops.set_num_threads(1)
     topology = Topology.parse(layout)
-    blocks = make_ranks(spec, layout)
+    blocks = make_ranks(spec, layout, is_flashcomm=is_flashcomm)
     whole = MixtureOfExperts(spec, "mlp.")
     fill_block(whole)
     generator = torch.Generator().manual_seed(8)
     tokens = [torch.randn(count, spec.config.hidden_size, generator=generator) for count in counts]
-    step: Any = type("Step", (), {})()
-    step.traffic = ExpertTraffic(method=method, num_tokens=max(counts))
+    traffic = ExpertTraffic(method=method, num_tokens=max(counts))
+    due = [whole(x, step_of(Stream.alone(len(x)))) for x in tokens]
 
-    def work(rank: int) -> Tensor:
-        place = topology.placement(spec.config, topology.coordinates(rank))
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        at = topology.coordinates(rank)
+        place = topology.placement(spec.config, at)
         _PLACE.ep_rank = place.ep_rank
-        return blocks[rank](tokens[topology.coordinates(rank).dp_rank].clone(), step)
+        share = RowShare(num_rows=counts[at.dp_rank], size=place.tp_size, rank=place.tp_rank)
+        stream = Stream(share=share, group=blocks[rank].group, is_cut=is_flashcomm)
+        x, expected = tokens[at.dp_rank].clone(), due[at.dp_rank]
+        if is_flashcomm:
+            x, expected = share.of(x), expected[share.rows]
+        found = blocks[rank](x, step_of(stream, traffic))
+        return found[: len(expected)], expected
 
-    shares = run_together(work, topology.world_size)
-    size = topology.tensor_parallel_size
-    return [
-        (torch.stack(shares[at * size : (at + 1) * size]).sum(0), whole(x, step))
-        for at, x in enumerate(tokens)
-    ]
+    return run_together(work, topology.world_size)
+
+
+def step_of(stream: Stream, traffic: ExpertTraffic | None = None) -> Any:
+    """What a block asks of a step."""
+    step: Any = type("Step", (), {})()
+    step.stream, step.traffic = stream, traffic
+    return step
 
 
 def check_layer(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -173,9 +173,9 @@ def test_selected_positions_equal_the_oracle(
     ours: dict[int, torch.Tensor] = {}
     oracle: dict[int, torch.Tensor] = {}
 
-    def recorded(indexer: Any, layer: int) -> Callable[..., torch.Tensor]:
+    def recorded(select: Any, layer: int) -> Callable[..., torch.Tensor]:
         def call(*arguments: Any) -> torch.Tensor:
-            ours[layer] = indexer(*arguments)[:, 0]
+            ours[layer] = select(*arguments)[:, 0]
             return ours[layer][:, None]
 
         return call
@@ -191,7 +191,7 @@ def test_selected_positions_equal_the_oracle(
         other = checkpoint.model.model.layers[layer].self_attn.indexer
         assert (own.indexer is None) == (other is None)
         if other is not None:
-            own.indexer = recorded(own.indexer, layer)
+            own.indexer.select = recorded(own.indexer.select, layer)
             other.register_forward_hook(keep(layer))
     driver.run(tokens, [])
     oracle_logits(checkpoint, tokens)

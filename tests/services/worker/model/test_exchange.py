@@ -1,13 +1,13 @@
-"""The exchange by all-gather, and how tokens are cut and padded."""
-
-from dataclasses import replace
+"""The exchange by all-gather, and which tokens are a rank's own."""
 
 import pytest
 import torch
 
-from services.worker.model.exchange import TokenSlice, padded_rows
-from services.worker.model.placement import Placement
+from services.worker.model.exchange import most_own, own_tokens
+from services.worker.model.metadata import ExpertTraffic
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import RowShare, Stream
+from services.worker.parallel.groups import OneRank
 from services.worker.parallel.moe_method import MoeMethod
 from tests.services.worker.model.exchanges import check_layer, run_layer
 
@@ -28,6 +28,23 @@ def test_sums_come_back_whatever_the_replicas_have(
     check_layer(run_layer(spec, layout, MoeMethod.ALLGATHER, counts))
 
 
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [
+        ("tp2,ep", [6]),
+        ("tp2,ep", [5]),
+        # Three of four ranks have padding alone.
+        ("tp4,ep", [1]),
+        ("dp2,tp2,ep", [3, 6]),
+        ("dp2,tp2,ep", [1, 8]),
+    ],
+)
+def test_shares_of_a_cut_stream_get_their_own_sums(
+    spec: ModelSpec, layout: str, counts: list[int]
+) -> None:
+    check_layer(run_layer(spec, layout, MoeMethod.ALLGATHER, counts, is_flashcomm=True))
+
+
 def test_padding_costs_no_expert_a_row(spec: ModelSpec) -> None:
     """Padding chose an expert that nobody has: no rank computes it."""
     seen = []
@@ -44,22 +61,15 @@ def test_padding_costs_no_expert_a_row(spec: ModelSpec) -> None:
     assert sum(seen) == 2 * 10 * 2 + 2 * 10 * 2
 
 
-def test_rows_are_padded_to_a_count() -> None:
-    x = torch.ones(2, 3, dtype=torch.int32)
-    assert padded_rows(x, 2) is x
-    padded = padded_rows(x, 4, 9)
-    assert padded.tolist() == [[1] * 3, [1] * 3, [9] * 3, [9] * 3]
-    assert padded.dtype == torch.int32
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_tokens", [1, 2, 5, 8])
-def test_slices_cover_the_tokens_once(spec: ModelSpec, size: int, num_tokens: int) -> None:
-    found: list[int] = []
-    for rank in range(size):
-        placed = replace(spec, placement=Placement(tp_size=size, tp_rank=rank))
-        cut = TokenSlice(placed)
-        own = cut.of(num_tokens)
-        assert own.stop - own.start <= cut.largest(num_tokens)
-        found += range(num_tokens)[own]
-    assert found == list(range(num_tokens))
+def test_ranks_of_a_whole_stream_take_a_share_of_it_and_those_of_a_cut_one_have_theirs() -> None:
+    x = torch.arange(5)[:, None]
+    share = RowShare(num_rows=5, size=3, rank=2)
+    mine, place = own_tokens(x, Stream(share=share, group=OneRank("tp")))
+    assert mine.tolist() == [[4], [0]]
+    assert place == slice(4, 5)
+    cut = Stream(share=share, group=OneRank("tp"), is_cut=True)
+    mine, place = own_tokens(x[:2], cut)
+    assert mine.tolist() == [[0], [1]]
+    assert place == slice(0, 1)
+    traffic = ExpertTraffic(method=MoeMethod.MC2, num_tokens=7)
+    assert most_own(cut, traffic) == 3

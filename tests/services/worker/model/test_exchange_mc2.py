@@ -29,6 +29,17 @@ def test_sums_come_back_whatever_the_replicas_have(
     check_layer(run_layer(spec, layout, MoeMethod.MC2, counts))
 
 
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [("tp2,ep", [5]), ("tp4,ep", [1]), ("dp2,tp2,ep", [3, 6]), ("dp2,tp2,ep", [1, 8])],
+)
+def test_shares_of_a_cut_stream_get_their_own_sums(
+    spec: ModelSpec, layout: str, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over(monkeypatch, layout)
+    check_layer(run_layer(spec, layout, MoeMethod.MC2, counts, is_flashcomm=True))
+
+
 @pytest.mark.parametrize(("generation", "sends_weights"), [("a2", True), ("a3", False)])
 def test_an_a2_is_given_the_weights_on_the_way(
     spec: ModelSpec,

@@ -1,7 +1,6 @@
 """The layer around the exchanges."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -10,7 +9,8 @@ from services.worker.model.experts_parallel import ExpertParallelMixture
 from services.worker.model.layer import Dense, make_block
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
-from tests.services.worker.model.exchanges import fill_block
+from services.worker.model.stream import Stream
+from tests.services.worker.model.exchanges import fill_block, step_of
 
 
 def test_a_layer_has_the_block_of_its_kind_and_place(spec: ModelSpec) -> None:
@@ -25,7 +25,7 @@ def test_without_others_a_rank_gives_its_own_experts_share(spec: ModelSpec) -> N
     """As the shapes of a rank are tried: nobody to exchange with, and nothing known of a tick."""
     shares = []
     x = torch.randn(5, spec.config.hidden_size, generator=torch.Generator().manual_seed(1))
-    step: Any = type("Step", (), {"traffic": None})()
+    step = step_of(Stream.alone(5))
     for rank in range(2):
         placed = replace(spec, placement=Placement(ep_size=2, ep_rank=rank))
         block = ExpertParallelMixture(placed, "mlp.")

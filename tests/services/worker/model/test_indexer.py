@@ -30,7 +30,9 @@ def test_keys_are_normed_rotated_and_cached_and_the_best_are_selected(
     x = torch.randn(60, config.hidden_size, generator=generator)
     q_latent = torch.randn(60, config.q_lora_rank, generator=generator)
     step, cache = first_step(60)
-    selected = indexer(x, q_latent, step, cache)
+    own_keys, head_weights = indexer.project(x, step)
+    indexer.key_cache.write(own_keys, step, cache)
+    selected = indexer.select(q_latent, head_weights, step, cache)
 
     keys = functional.layer_norm(
         x @ weights["wk.weight"].T, (128,), weights["k_norm.weight"], weights["k_norm.bias"], 1e-6

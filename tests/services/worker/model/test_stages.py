@@ -1,6 +1,7 @@
 """What stages hand on, in threads."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from services.worker.model.config import ModelConfig
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
 from services.worker.model.stages import StageSeam, shares_selection
+from services.worker.model.stream import Stream
 from services.worker.parallel.groups import Groups
 from tests.services.worker.parallel.thread_groups import make_groups, run_together
 
@@ -51,6 +53,13 @@ def test_a_stage_gives_what_the_next_one_takes(
     assert [seam.takes_topk for seam in seams] == [False, *passed_on]
 
 
+def step_of(num_rows: int, num_attended: int | None = None) -> Any:
+    step: Any = type("Step", (), {})()
+    step.stream = Stream.alone(num_rows)
+    step.num_rows = num_attended or num_rows
+    return step
+
+
 @pytest.mark.parametrize("ends", [[2, 4], [3, 4]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_and_selection_arrive_as_they_left(
@@ -62,7 +71,7 @@ def test_states_and_selection_arrive_as_they_left(
 
     def work(rank: int) -> tuple[torch.Tensor, ...]:
         if rank:
-            return second.receive(5)
+            return second.receive(step_of(5))
         first.send(x, residual, topk)
         return ()
 
@@ -73,3 +82,20 @@ def test_states_and_selection_arrive_as_they_left(
         assert torch.equal(arrived[2], topk)
     else:
         assert arrived[2].shape == (5, 1, 0)
+
+
+def test_ranks_that_cut_tokens_pass_on_their_share_of_each(spec: ModelSpec) -> None:
+    """Here the stream is cut to 3 rows and attention to 2."""
+    first, second = seams_of(spec, [3, 4])
+    x, residual = torch.randn(2, 3, 64)
+    topk = torch.randint(0, 9, (2, 1, 16), dtype=torch.int32)
+
+    def work(rank: int) -> tuple[torch.Tensor, ...]:
+        if rank:
+            return second.receive(step_of(3, 2))
+        first.send(x, residual, topk)
+        return ()
+
+    arrived = run_together(work, 2)[1]
+    assert torch.equal(arrived[0], x)
+    assert torch.equal(arrived[2], topk)

@@ -9,6 +9,7 @@ import torch
 
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
+from services.worker.model.stream import RowShare, Stream
 from services.worker.model.vocabulary import Embedding, make_embedding, whole_vocabulary
 from services.worker.parallel.groups import Groups
 from tests.services.worker.parallel.thread_groups import make_groups, run_together
@@ -37,11 +38,31 @@ def test_each_row_comes_from_the_rank_that_has_it(spec: ModelSpec, size: int) ->
         embedding = make_embedding(own[rank], "model.embed_tokens")
         (slot,) = embedding.slots()
         slot.store(table if slot.window is None else table[slot.window])
-        return embedding(ids)
+        share = RowShare(num_rows=len(ids), size=size, rank=rank)
+        return embedding(ids, Stream(share=share, group=own[rank].groups.tp))
 
     for found in run_together(work, size):
         # One number and zeros: not a bit may differ.
         assert torch.equal(found, table[ids])
+
+
+def test_a_cut_stream_begins_with_each_ranks_share(spec: ModelSpec) -> None:
+    table = torch.randn(97, spec.config.hidden_size)
+    ids = torch.tensor([96, 0, 50, 51, 3])
+    own = specs_of(spec, 4)
+
+    def work(rank: int) -> torch.Tensor:
+        embedding = make_embedding(own[rank], "model.embed_tokens")
+        (slot,) = embedding.slots()
+        slot.store(table if slot.window is None else table[slot.window])
+        share = RowShare(num_rows=5, size=4, rank=rank)
+        return embedding(ids, Stream(share=share, group=own[rank].groups.tp, is_cut=True))
+
+    shares = run_together(work, 4)
+    # Two rows each: the third rank has one and padding, the last has padding alone.
+    assert [len(share) for share in shares] == [2] * 4
+    assert torch.equal(torch.cat(shares)[:5], table[ids])
+    assert not torch.cat(shares)[5:].any()
 
 
 @pytest.mark.parametrize("size", [2, 4, 49])
@@ -63,7 +84,7 @@ def test_a_rank_alone_looks_up_and_hands_on(
     embedding = make_embedding(spec, "model.embed_tokens")
     assert isinstance(embedding, Embedding)
     table = fill(embedding.slots())["model.embed_tokens.weight"]
-    assert torch.equal(embedding(torch.tensor([3, 96])), table[[3, 96]])
+    assert torch.equal(embedding(torch.tensor([3, 96]), Stream.alone(2)), table[[3, 96]])
     logits = torch.randn(2, 97)
     assert whole_vocabulary(spec)(logits) is logits
 

@@ -81,6 +81,7 @@ def run_model(
     partition: list[int] = (),
     method: str = "allgather",
     idle: list[int] = (),
+    cuts: list[str] = (),
     **options: Any,
 ) -> list[Tensor] | None:
     """The logits of every step of this rank's replica, on its last stage."""
@@ -91,9 +92,9 @@ def run_model(
     )
     world = World.join(membership)
     spec = make_spec(path, **options)
-    spec = replace(
-        spec, placement=layout.placement(spec.config, membership.rank), groups=world.groups
-    )
+    switches = {f"is_{name}": True for name in cuts}
+    placement = layout.placement(spec.config, membership.rank, **switches)
+    spec = replace(spec, placement=placement, groups=world.groups)
     driver = RankDriver(load_model(Path(path), spec), 2, 128, method)
     vocab = spec.config.vocab_size
     scripts = [

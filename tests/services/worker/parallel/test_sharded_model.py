@@ -81,8 +81,30 @@ FLOAT_LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("tp2,pp2[1/3]", {}),
 ]
 
+DSA_CP, FLASHCOMM, BOTH = ["dsa_cp"], ["flashcomm"], ["dsa_cp", "flashcomm"]
+CUT_LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("tp2", {"cuts": DSA_CP}),
+    # Steps of two tokens: two of four ranks have none.
+    ("tp4", {"cuts": DSA_CP}),
+    ("tp4", {"cuts": FLASHCOMM}),
+    ("tp4", {"cuts": BOTH}),
+    ("tp2", {"cuts": BOTH, "caches": C8}),
+    ("tp4", {"cuts": DSA_CP, "caches": {"sparse_sfa_c8": True}}),
+    ("tp4", {"cuts": DSA_CP, "caches": {"sparse_li_c8": True}}),
+    ("tp4,ep", {"cuts": BOTH}),
+    ("tp2,ep", {"cuts": DSA_CP, "method": "alltoall"}),
+    ("tp2,ep", {"cuts": FLASHCOMM, "method": "mc2"}),
+    ("dp2,tp2,ep", {"cuts": BOTH}),
+    ("dp2,tp2,ep", {"cuts": FLASHCOMM, "method": "alltoall", "idle": [1]}),
+    ("dp2,tp2,ep", {"cuts": BOTH, "method": "mc2", "idle": [0]}),
+    # The second stage begins with a layer that attends to what the first one selected.
+    ("tp2,pp2[1/3]", {"cuts": DSA_CP}),
+    ("tp2,pp2[1/3]", {"cuts": BOTH}),
+    ("tp2,pp2[2/2]", {"cuts": FLASHCOMM}),
+]
 
-@pytest.mark.parametrize(("layout", "options"), FLOAT_LAYOUTS)
+
+@pytest.mark.parametrize(("layout", "options"), [*FLOAT_LAYOUTS, *CUT_LAYOUTS])
 def test_float_logits_differ_by_the_order_of_sums_alone(
     run: Callable[..., Any], layout: str, options: dict[str, Any]
 ) -> None:
