@@ -118,7 +118,10 @@ class Choice:
     logprobs: list[LogprobEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     end: ChoiceEnd | None = None
+    # What the scheduler has told: at the first token, and again at its own end.
     stats: SequenceStats = field(default_factory=SequenceStats)
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     is_stopped: bool = False
     # Tokens that came from the scheduler, also those behind a stop string.
     num_received: int = 0
@@ -146,6 +149,8 @@ class Choice:
     def finish(self, finished: SequenceFinished) -> None:
         """The scheduler says that the sequence has ended well."""
         self.stats = finished.stats
+        self.num_drafted_tokens = finished.stats.num_drafted_tokens
+        self.num_accepted_tokens = finished.stats.num_accepted_tokens
         if self.end is not None:
             return
         is_stop = finished.reason is FinishReason.STOP
@@ -167,6 +172,8 @@ class Choice:
             self.stats,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_tokens,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
     def _push_waiting(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.detokenizer.messages import SequenceFinished, TokenSubmit
 from shared.endings import AbortReason
 from shared.errors import RequestError
-from shared.sampling import TokenLogprobs
+from shared.sampling import SequenceStats, TokenLogprobs
 
 
 class SequenceListener(Protocol):
@@ -14,6 +14,12 @@ class SequenceListener(Protocol):
 
     def on_verdict(self, position: int, refusal: RequestError | None) -> None:
         """Admitted, or refused for good."""
+
+    def on_start(self, position: int, stats: SequenceStats) -> None:
+        """What is known of a sequence when its first tokens come; told before them."""
+
+    def on_drafts(self, position: int, num_drafted: int, num_accepted: int) -> None:
+        """Its drafts so far, those of the tokens included that are told next."""
 
     def on_tokens(
         self,

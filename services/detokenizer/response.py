@@ -15,7 +15,7 @@ from services.detokenizer.usage import Usage, total_stats
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
-from shared.sampling import TokenLogprobs
+from shared.sampling import SequenceStats, TokenLogprobs
 from shared.tracing import Span
 
 _logger = get_logger(__name__)
@@ -81,6 +81,15 @@ class Response:
         if self._num_undecided == 0 and not self.is_over:
             self.is_admitted = True
             self.on_change()
+
+    def on_start(self, position: int, stats: SequenceStats) -> None:
+        """What is known of a sequence before its first tokens are told."""
+        self.choices[position].stats = stats
+
+    def on_drafts(self, position: int, num_drafted: int, num_accepted: int) -> None:
+        """Drafts of a sequence so far."""
+        choice = self.choices[position]
+        choice.num_drafted_tokens, choice.num_accepted_tokens = num_drafted, num_accepted
 
     def on_tokens(
         self,

@@ -173,21 +173,43 @@ class SchedulerClient:
         ids = wire.unpack_ids(columns.token_ids, "token_ids").tolist()
         wire.check_columns(sum(counts), token_ids=ids)
         entries = wire.logprobs_from_proto(columns.logprobs) if columns.HasField("logprobs") else []
-        start = first_entry = 0
+        self._take_counts(columns)
+        find = self._sequences.get
+        end = first_entry = 0
         for stream_id, num_previous, count in zip(
             columns.stream_ids, columns.num_previous_tokens, counts, strict=True
         ):
-            end = start + count
-            sequence = self._sequences.get(stream_id)
+            start, end = end, end + count
+            sequence = find(stream_id)
+            if sequence is None:
+                continue
             logprobs = None
-            if sequence is not None and sequence.wants_logprobs:
+            if sequence.wants_logprobs:
                 logprobs = entries[first_entry : first_entry + count]
                 first_entry += count
                 wire.check_columns(count, logprobs=logprobs)
+            listener = sequence.listener
+            if listener is not None:
+                try:  # not by `_guarded`: this is done for every token
+                    listener.on_tokens(sequence.position, num_previous, ids[start:end], logprobs)
+                except Exception as error:  # noqa: BLE001  # as there
+                    listener.on_fault(internal_error(error, sequence.request_id))
+
+    def _take_counts(self, columns: scheduler_pb2.TokenColumns) -> None:
+        """What the tokens of this message are counted with; told before them."""
+        for start in columns.starts:
+            sequence = self._sequences.get(start.stream_id)
             if sequence is not None and sequence.listener is not None:
-                tell, position = sequence.listener.on_tokens, sequence.position
-                _guarded(sequence, tell, position, num_previous, ids[start:end], logprobs)
-            start = end
+                sequence.listener.on_start(sequence.position, wire.stats_from_proto(start.stats))
+        drafted, accepted = columns.num_drafted_tokens, columns.num_accepted_tokens
+        if not drafted and not accepted:
+            return
+        num_sequences = len(columns.stream_ids)
+        wire.check_columns(num_sequences, num_drafted_tokens=drafted, num_accepted_tokens=accepted)
+        for stream_id, *counts in zip(columns.stream_ids, drafted, accepted, strict=True):
+            sequence = self._sequences.get(stream_id)
+            if sequence is not None and sequence.listener is not None:
+                sequence.listener.on_drafts(sequence.position, *counts)
 
 
 def _guarded(sequence: _Sequence, tell: Callable[P, None], *args: P.args, **kw: P.kwargs) -> None:

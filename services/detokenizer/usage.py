@@ -16,14 +16,19 @@ class Usage:
     num_output_tokens: int
     # None where nothing tells reasoning apart.
     num_reasoning_tokens: int | None
-    # Known at the end.
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
 
     def before_output(self) -> "Usage":
         """The usage when nothing had been generated."""
         none = None if self.num_reasoning_tokens is None else 0
-        return replace(self, num_output_tokens=0, num_reasoning_tokens=none)
+        return replace(
+            self,
+            num_output_tokens=0,
+            num_reasoning_tokens=none,
+            num_drafted_tokens=0,
+            num_accepted_tokens=0,
+        )
 
     def to_json(self) -> bytes:
         """The usage object."""
@@ -61,8 +66,8 @@ def count_usage(
         num_reasoning_tokens=(
             sum(choice.text.num_reasoning_tokens for choice in choices) if has_reasoning else None
         ),
-        num_drafted_tokens=sum(choice.stats.num_drafted_tokens for choice in choices),
-        num_accepted_tokens=sum(choice.stats.num_accepted_tokens for choice in choices),
+        num_drafted_tokens=sum(choice.num_drafted_tokens for choice in choices),
+        num_accepted_tokens=sum(choice.num_accepted_tokens for choice in choices),
     )
 
 
@@ -78,6 +83,6 @@ def total_stats(choices: Sequence[Choice], usage: Usage) -> SequenceStats:
         decode_us=max(one.decode_us for one in stats),
         num_preemptions=sum(one.num_preemptions for one in stats),
         num_steps=max(one.num_steps for one in stats),
-        num_drafted_tokens=sum(one.num_drafted_tokens for one in stats),
-        num_accepted_tokens=sum(one.num_accepted_tokens for one in stats),
+        num_drafted_tokens=usage.num_drafted_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
     )

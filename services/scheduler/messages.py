@@ -4,7 +4,7 @@ The messages of glm.v1 that carry them are built and read in `server.py` only.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.endings import FinishReason
 from shared.errors import RequestError
@@ -58,6 +58,11 @@ class TokenColumns:
     num_tokens: list[int]
     token_ids: "array[int]"
     logprobs: list[TokenLogprobs]
+    # Sequences that have their first tokens, and what is known of them by now.
+    starts: list[tuple[int, SequenceStats]] = field(default_factory=list)
+    # Of the sequences so far; empty where workers propose no drafts.
+    num_drafted_tokens: list[int] = field(default_factory=list)
+    num_accepted_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,8 @@ def _deliver_runs(
             owner.outlet_filled(sequence)
             add_stream, add_previous, add_count, _ = outlet.appenders()
             extend_tokens = outlet.columns.token_ids.extend
+            add_drafted = outlet.columns.num_drafted_tokens.append
+            add_accepted = outlet.columns.num_accepted_tokens.append
         output = sequence.output_token_ids
         add_stream(sequence.stream_id)
         add_previous(len(output))
@@ -154,6 +156,8 @@ def _deliver_runs(
         sequence.num_planned_tokens += accepted
         sequence.num_drafted_tokens += drafted
         sequence.num_accepted_tokens += accepted
+        add_drafted(sequence.num_drafted_tokens)
+        add_accepted(sequence.num_accepted_tokens)
 
 
 class _SlowLane:
@@ -246,10 +250,14 @@ class _SlowLane:
         columns.num_tokens.append(len(token_ids))
         columns.token_ids.extend(token_ids)
         columns.logprobs += logprobs
+        if self._limits.is_drafting:
+            columns.num_drafted_tokens.append(sequence.num_drafted_tokens)
+            columns.num_accepted_tokens.append(sequence.num_accepted_tokens)
         self._owner.outlet_filled(sequence)
         sequence.output_token_ids.extend(token_ids)
         if sequence.first_token_at is None:
             sequence.first_token_at = self._now
+            columns.starts.append((sequence.stream_id, sequence.stats(self._now, 0)))
         if sequence.state is SequenceState.RUNNING:
             sequence.is_plain = not sequence.wants_logprobs
             if sequence.num_tokens - sequence.num_planned_tokens > 1:

@@ -225,6 +225,12 @@ def _columns_to_proto(columns: TokenColumns) -> scheduler_pb2.TokenColumns:
         num_tokens=columns.num_tokens,
         token_ids=columns.token_ids.tobytes(),
         logprobs=logprobs_to_proto(columns.logprobs),
+        starts=[
+            scheduler_pb2.SequenceStart(stream_id=stream_id, stats=stats_to_proto(stats))
+            for stream_id, stats in columns.starts
+        ],
+        num_drafted_tokens=columns.num_drafted_tokens,
+        num_accepted_tokens=columns.num_accepted_tokens,
     )
 
 

@@ -46,4 +46,9 @@ def test_many_at_once_and_stop_strings_leave_nothing_behind(drafting: Mesh) -> N
         stopped = [pool.submit(ask, drafting, stop="gamma") for _ in range(8)]
     assert {one.result().choices[0].message.content for one in plain} == {WORDS}
     assert {one.result().choices[0].message.content for one in stopped} == {"alpha beta "}
+    for one in stopped:
+        usage = one.result().usage
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.accepted_prediction_tokens
     drafting.until_idle()

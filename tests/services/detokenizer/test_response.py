@@ -8,6 +8,7 @@ from services.detokenizer.messages import TextFinished
 from services.detokenizer.response import Response
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
+from shared.sampling import SequenceStats
 from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, submit
 from tests.services.detokenizer.words import EOS, ids
 
@@ -100,6 +101,21 @@ def test_a_stop_string_ends_here_and_tells_the_scheduler_what_counts() -> None:
     response.on_end(0, finished(FinishReason.ABORT))
     assert isinstance(response.end, TextFinished)
     assert response.choices[0].num_tokens == 5
+
+
+def test_an_end_of_its_own_has_the_counts_that_came_with_the_tokens() -> None:
+    response, _ = started(stop=("END",))
+    response.on_verdict(0, None)
+    response.on_start(0, SequenceStats(num_cached_tokens=1, queue_us=7, prefill_us=9))
+    response.on_drafts(0, 3, 1)
+    response.on_tokens(0, 0, ids("ab"), None)
+    response.on_drafts(0, 6, 4)
+    response.on_tokens(0, 2, ids("ENDcd"), None)
+    assert isinstance(response.end, TextFinished)
+    stats = response.end.stats
+    assert (stats.num_cached_tokens, stats.queue_us, stats.prefill_us) == (1, 7, 9)
+    assert (stats.num_drafted_tokens, stats.num_accepted_tokens) == (6, 4)
+    assert response.choices[0].full_stats() == stats
 
 
 def test_a_stop_string_in_one_choice_leaves_the_others_running() -> None:

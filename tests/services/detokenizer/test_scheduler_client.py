@@ -133,7 +133,24 @@ async def test_an_unknown_finish_reason_is_a_failure(mesh: Mesh) -> None:
     frontend.call.cancel()
 
 
-@pytest.mark.parametrize("broken", ["columns", "ids", "logprobs"])
+async def test_usage_of_a_stop_string_tells_cached_tokens_and_drafts(mesh: Mesh) -> None:
+    """The end is made here: what the scheduler's own end says comes too late."""
+    frontend, stream_id = await manual(mesh, stop=("c",), include_usage=True)
+    columns = tokens(stream_id, 0, mesh.dialect.encode("abcd", allow_control=False))
+    columns.starts.add(stream_id=stream_id, stats=common_pb2.SequenceStats(num_cached_tokens=1))
+    columns.num_drafted_tokens.append(5)
+    columns.num_accepted_tokens.append(3)
+    mesh.scheduler.send(Response(tokens=columns))
+    await frontend.read_until_over(1)
+    usage = json.loads(frontend.answers[1].data.split(b"data: ")[-2])["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 1}
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 3
+    assert details["rejected_prediction_tokens"] == 2
+    frontend.call.cancel()
+
+
+@pytest.mark.parametrize("broken", ["columns", "ids", "logprobs", "drafts"])
 async def test_a_scheduler_that_breaks_the_contract_is_left_and_reached_again(
     mesh: Mesh, broken: str
 ) -> None:
@@ -144,6 +161,8 @@ async def test_a_scheduler_that_breaks_the_contract_is_left_and_reached_again(
         columns.num_previous_tokens.append(3)
     elif broken == "ids":
         columns.token_ids = columns.token_ids[:-4]
+    elif broken == "drafts":
+        columns.num_accepted_tokens.append(1)
     mesh.scheduler.send(Response(tokens=columns))
     await frontend.read_until_over(1)
     end = frontend.answers[1].end

@@ -50,7 +50,9 @@ def test_total_stats_add_counts_and_take_the_longest_times() -> None:
 def test_drafts_are_told_where_there_were_any() -> None:
     choices = build_response(submit(2), CONTEXT, 0.0).choices
     for choice in choices:
-        choice.stats = SequenceStats(num_drafted_tokens=6, num_accepted_tokens=4)
+        choice.num_drafted_tokens, choice.num_accepted_tokens = 6, 4
     usage = count_usage(choices, num_choices_per_prompt=2, has_reasoning=False)
     details = json.loads(usage.to_json())["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 4}
+    before = json.loads(usage.before_output().to_json())
+    assert "completion_tokens_details" not in before

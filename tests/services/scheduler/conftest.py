@@ -28,6 +28,7 @@ class Received:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     wants_logprobs: bool = False
+    starts: list[common_pb2.SequenceStats] = field(default_factory=list)
     verdict: scheduler_pb2.Verdict | None = None
     end: scheduler_pb2.SequenceEnd | None = None
 
@@ -92,6 +93,8 @@ def take(
         assert received[verdict.stream_id].verdict is None
         received[verdict.stream_id].verdict = verdict
     columns = message.tokens
+    for start in columns.starts:
+        received[start.stream_id].starts.append(start.stats)
     tokens = unpack_ids(columns.token_ids, "token_ids")
     logprobs = unpack_floats(columns.logprobs.sampled_logprobs, "sampled_logprobs")
     asked = [s for s in columns.stream_ids if received[s].wants_logprobs]

@@ -17,7 +17,7 @@ from services.scheduler.plan import Capacity, StepPlan, StepResult
 from services.scheduler.ticks import plan_step
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
-from shared.sampling import ReplayScript, SamplingSpec
+from shared.sampling import ReplayScript, SamplingSpec, SequenceStats
 from tests.services.scheduler.simulated_worker import SimulatedWorker, expected_token
 
 LOST = RequestError(FailureReason.UPSTREAM_LOST, "lost")
@@ -35,6 +35,10 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     end: SequenceEnd | None = None
     is_forgotten: bool = False
+    num_resumed: int = 0
+    # Told with the tokens.
+    start: SequenceStats | None = None
+    drafts: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -144,6 +148,7 @@ class Harness:
                 request_id=request_id,
                 wants_logprobs=num_logprobs is not None,
                 tokens=first,
+                num_resumed=num_resumed,
             )
         submission = Submission(
             request_id=request_id,
@@ -248,6 +253,7 @@ class Harness:
                 assert stream.end is None, "two ends"
                 assert (end.finish_reason is None) != (end.failure is None)
                 stream.end = end
+                _check_told(stream, end.stats)
 
     def _take_tokens(self, outlet: Outlet, delivery: Delivery) -> None:
         columns = delivery.tokens
@@ -269,6 +275,17 @@ class Harness:
                 assert [-entry.logprob for entry in entries] == run
                 num_logprobs += len(run)
         assert num_logprobs == len(columns.logprobs)
+        for stream_id, stats in columns.starts:
+            stream = self.streams[stream_id]
+            assert stream_id in columns.stream_ids, "a start without tokens"
+            assert stream.start is None, "two starts"
+            stream.start = stats
+        if self.capacity.num_speculative_tokens:
+            drafts = zip(columns.num_drafted_tokens, columns.num_accepted_tokens, strict=True)
+            for stream_id, pair in zip(columns.stream_ids, drafts, strict=True):
+                self.streams[stream_id].drafts = pair
+        else:
+            assert not columns.num_drafted_tokens + columns.num_accepted_tokens
 
     def _run(self, plan: StepPlan, replica: int = 0) -> None:
         """Run a plan; it may use nothing that a plan before it still uses."""
@@ -286,6 +303,15 @@ class Harness:
         side.results.append(result)
         self.plans.append(plan)
         assert len(side.results) <= self.window
+
+
+def _check_told(stream: Stream, stats: SequenceStats) -> None:
+    """Whoever had ended the sequence by itself at the last token would have told the same."""
+    assert (stream.start is not None) == (len(stream.tokens) > stream.num_resumed)
+    assert stream.drafts == (stats.num_drafted_tokens, stats.num_accepted_tokens)
+    if stream.start is not None:
+        for name in ("num_prompt_tokens", "queue_us", "prefill_us"):
+            assert getattr(stream.start, name) == getattr(stats, name), name
 
 
 def expected(seed: int, num_prompt: int, count: int) -> list[int]:

@@ -47,6 +47,9 @@ async def test_connect_streams_every_token_of_many_sequences(running: Running, w
         assert entry.end.finished.reason == common_pb2.FINISH_REASON_LENGTH
         assert entry.end.finished.stats.num_prompt_tokens == 3 + n
         assert entry.end.finished.stats.num_output_tokens == 10
+        assert len(entry.starts) == 1
+        assert entry.starts[0].num_prompt_tokens == 3 + n
+        assert entry.starts[0].prefill_us == entry.end.finished.stats.prefill_us
     load = await running.wait_until_idle()
     assert load.num_output_tokens_total == 200
 
