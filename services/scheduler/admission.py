@@ -31,10 +31,11 @@ def check_submission(submission: Submission, limits: Limits) -> None:
         raise _invalid(
             "request_id", f"has {num_bytes} bytes, 1 to {MAX_REQUEST_ID_BYTES} are allowed"
         )
-    if submission.priority:
+    if submission.priority and not limits.is_priority:
         raise RequestError(
             FailureReason.FEATURE_DISABLED,
-            f"priority {submission.priority}: this scheduler serves first come, first served",
+            f"priority {submission.priority}: this scheduler serves first come, first served; "
+            "scheduling_policy priority heeds priorities",
             field="priority",
         )
     if not 0 < len(submission.sequences) <= MAX_SEQUENCES:

@@ -93,6 +93,8 @@ class Limits:
     """Drafts that a decoding sequence may bring into a step."""
     is_drafting: bool = False
     """Whether results tell about drafts; also where a step has no room for any."""
+    is_priority: bool = False
+    """Whether requests may have priorities."""
     num_watermark_blocks: int = 0
     """Blocks that admission leaves free beside running sequences."""
     num_long_tokens: int = 0
@@ -130,6 +132,7 @@ class Limits:
             max_plans_in_flight=config.max_plans_in_flight,
             num_speculative_tokens=num_drafts,
             is_drafting=capacity.num_speculative_tokens > 0,
+            is_priority=config.policy == "priority",
             num_watermark_blocks=int(config.watermark * capacity.num_blocks),
             num_long_tokens=_long_tokens(config, max_num_batched_tokens),
             max_partial_prefills=config.max_num_partial_prefills,

@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
@@ -67,7 +68,7 @@ class Harness:
     """One core with everything around it; seeds and stream_ids are the same numbers."""
 
     def __init__(
-        self, capacity: Capacity, run_length: int = 1, *, num_replicas: int = 1, **config: int
+        self, capacity: Capacity, run_length: int = 1, *, num_replicas: int = 1, **config: Any
     ) -> None:
         self.now = 0.0
         self.capacity = capacity

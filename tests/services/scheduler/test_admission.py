@@ -6,6 +6,7 @@ import math
 import pytest
 
 from services.scheduler.admission import check_fit, check_submission
+from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import SequenceSubmit
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, ThinkingBudget
@@ -112,6 +113,10 @@ def test_priority_is_refused_by_name_and_not_ignored() -> None:
     error = refusal(priority=-1)
     assert error.reason is FailureReason.FEATURE_DISABLED
     assert error.field == "priority"
+
+
+def test_priority_is_served_where_the_policy_heeds_it() -> None:
+    check_submission(submission(priority=-1), limits(CoreConfig(policy="priority")))
 
 
 def test_a_response_has_1_to_128_sequences() -> None:

@@ -29,6 +29,9 @@ class CoreMachine(RuleBasedStateMachine):
         run_length=st.sampled_from([1, 1, 1, 3]),
         num_drafts=st.sampled_from([3, 0, 1, 5]),
         num_replicas=st.sampled_from([1, 2, 2]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        watermark=st.sampled_from([0.0, 0.2]),
+        num_long_tokens=st.sampled_from([0, 2, 8]),
     )
     def open(
         self,
@@ -41,6 +44,9 @@ class CoreMachine(RuleBasedStateMachine):
         run_length: int,
         num_drafts: int,
         num_replicas: int,
+        policy: str,
+        watermark: float,
+        num_long_tokens: int,
     ) -> None:
         capacity = Capacity(
             num_blocks=num_blocks,
@@ -60,7 +66,13 @@ class CoreMachine(RuleBasedStateMachine):
             max_plans_in_flight=window,
             max_queued_requests=12,
             max_queued_tokens=300,
+            policy=policy,
+            priority_ageing_s=0.01,
+            watermark=watermark,
+            long_prefill_token_threshold=num_long_tokens,
+            max_num_partial_prefills=2,
         )
+        self.is_priority = policy == "priority"
         self.outlets = [Outlet(), Outlet()]
 
     @rule(
@@ -72,6 +84,9 @@ class CoreMachine(RuleBasedStateMachine):
         timeout_ms=st.sampled_from([0, 0, 3, 10]),
         which=st.sampled_from([0, 1]),
         num_logprobs=st.sampled_from([None, None, 0]),
+        tenant_id=st.sampled_from(["", "a", "b"]),
+        priority=st.sampled_from([0, 0, -1, 3]),
+        first_token_timeout_ms=st.sampled_from([0, 0, 2, 9]),
     )
     def submit(
         self,
@@ -83,6 +98,9 @@ class CoreMachine(RuleBasedStateMachine):
         timeout_ms: int,
         which: int,
         num_logprobs: int | None,
+        tenant_id: str,
+        priority: int,
+        first_token_timeout_ms: int,
     ) -> None:
         harness = self.harness
         if early_end:
@@ -95,6 +113,9 @@ class CoreMachine(RuleBasedStateMachine):
             max_tokens=max_tokens,
             timeout_ms=timeout_ms,
             num_logprobs=num_logprobs,
+            tenant_id=tenant_id,
+            priority=priority if self.is_priority else 0,
+            first_token_timeout_ms=first_token_timeout_ms,
         )
 
     @rule(data=st.data(), reason=st.sampled_from(AbortReason), kept=st.integers(0, 5))
