@@ -1,0 +1,120 @@
+"""Constraints are made ready once, off the loop, in bounded number."""
+
+import asyncio
+
+import pytest
+
+from services.worker.grammar.compiler import GrammarCompiler
+from services.worker.grammar.desk import GrammarDesk
+from services.worker.grammar.writer import refused
+from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.errors import FailureReason, RequestError
+
+
+def regex(text: str) -> Constraint:
+    return Constraint(format=TextFormat(kind=FormatKind.REGEX, text=text))
+
+
+class FakeChecker:
+    """Waits until it may answer, and refuses what begins with "bad"."""
+
+    def __init__(self) -> None:
+        self.checked: list[str] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def check(self, constraint: Constraint) -> None:
+        assert constraint.format is not None
+        self.checked.append(constraint.format.text)
+        await self.may_answer.wait()
+        if constraint.format.text.startswith("bad"):
+            raise refused("format", "is bad")
+        if constraint.format.text.startswith("lost"):
+            raise RequestError(FailureReason.UPSTREAM_LOST, "no child")
+
+    async def close(self) -> None:
+        self.checked.append("closed")
+
+
+@pytest.fixture
+def checker() -> FakeChecker:
+    return FakeChecker()
+
+
+@pytest.fixture
+def desk(compiler: GrammarCompiler, checker: FakeChecker) -> GrammarDesk:
+    return GrammarDesk(compiler, checker, max_waiting=2)  # type: ignore[arg-type]  # a fake
+
+
+async def prepare(desk: GrammarDesk, text: str) -> int:
+    return await desk.prepare(regex(text), "r", "")
+
+
+async def test_what_is_prepared_is_compiled_and_costs_nothing_again(
+    desk: GrammarDesk, checker: FakeChecker
+) -> None:
+    assert await prepare(desk, "a") > 0
+    assert desk.compiler.known(regex("a"))
+    assert await prepare(desk, "a") == 0
+    assert checker.checked == ["a"]
+
+
+async def test_a_refusal_is_remembered_and_a_lost_child_is_not(
+    desk: GrammarDesk, checker: FakeChecker
+) -> None:
+    for _ in range(2):
+        with pytest.raises(RequestError, match="is bad"):
+            await prepare(desk, "bad")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="no child"):
+            await prepare(desk, "lost")
+    assert checker.checked == ["bad", "lost", "lost"]
+
+
+async def test_equal_constraints_that_come_together_are_checked_once(
+    desk: GrammarDesk, checker: FakeChecker
+) -> None:
+    checker.may_answer.clear()
+    both = [asyncio.ensure_future(prepare(desk, "a")) for _ in range(2)]
+    await asyncio.sleep(0)
+    checker.may_answer.set()
+    assert all(await asyncio.gather(*both))
+    assert checker.checked == ["a"]
+
+
+async def test_beyond_the_bound_nobody_waits(desk: GrammarDesk, checker: FakeChecker) -> None:
+    checker.may_answer.clear()
+    waiting = [asyncio.ensure_future(prepare(desk, text)) for text in ("a", "b")]
+    await asyncio.sleep(0.01)
+    with pytest.raises(RequestError) as caught:
+        await prepare(desk, "c")
+    assert caught.value.reason is FailureReason.QUEUE_FULL
+    checker.may_answer.set()
+    await asyncio.gather(*waiting)
+    assert await prepare(desk, "c") > 0
+
+
+async def test_whoever_stops_waiting_makes_room(desk: GrammarDesk, checker: FakeChecker) -> None:
+    checker.may_answer.clear()
+    tasks = [asyncio.ensure_future(prepare(desk, text)) for text in ("a", "b")]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    checker.may_answer.set()
+    assert await prepare(desk, "c") > 0
+
+
+async def test_a_forgotten_grammar_is_compiled_without_another_check(
+    checker: FakeChecker, compiler: GrammarCompiler
+) -> None:
+    small = GrammarCompiler(lambda: compiler.vocabulary, max_grammars=1)
+    desk = GrammarDesk(small, checker)  # type: ignore[arg-type]  # a fake
+    for text in ("a", "b", "a"):
+        assert await prepare(desk, text) > 0
+    assert checker.checked == ["a", "b"]
+
+
+async def test_closing_ends_the_child(desk: GrammarDesk, checker: FakeChecker) -> None:
+    await desk.close()
+    assert checker.checked == ["closed"]
