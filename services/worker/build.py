@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from services.worker.checkpoint_facts import num_known_ids
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
@@ -11,6 +11,9 @@ from services.worker.replay import ReplayExecutor
 from services.worker.runner import StepExecutor
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
+
+if TYPE_CHECKING:  # a replay worker does without the engine
+    from services.worker.grammar.compiler import GrammarCompiler
 
 # Without a checkpoint a replay worker takes these.
 _REPLAY_MAX_MODEL_LEN = 131_072
@@ -28,12 +31,15 @@ class RankBuilder(Protocol):
 
 
 def executor_builder(
-    settings: WorkerSettings, is_stopping: Callable[[], bool], rank: RankBuilder | None = None
+    settings: WorkerSettings,
+    is_stopping: Callable[[], bool],
+    rank: RankBuilder | None = None,
+    grammars: "GrammarCompiler | None" = None,
 ) -> Callable[[], StepExecutor]:
     """The function that builds the executor on the runner's thread.
 
     Once `is_stopping` says so, a build that takes long ends with `BuildStoppedError`. `rank` builds
-    it where this process is one of several.
+    it where this process is one of several. `grammars` are those that requests are prepared with.
     """
     if rank is not None:
         return lambda: rank.build(is_stopping)
@@ -46,7 +52,7 @@ def executor_builder(
         # Here and not above: a replay worker starts in a fraction of torch's import time.
         from services.worker.model_build import build_model_executor  # noqa: PLC0415
 
-        return build_model_executor(settings, path, is_stopping)
+        return build_model_executor(settings, path, is_stopping, grammars=grammars)
 
     return build
 

@@ -132,9 +132,7 @@ class _Shaped:
         return cls(places=places, at=at, logits=logits)
 
 
-def _mask(
-    logits: Tensor, known: Tensor, at: Tensor, masks: Masks, places: Ints, own: Ints
-) -> None:
+def _mask(logits: Tensor, known: Tensor, at: Tensor, masks: Masks, places: Ints, own: Ints) -> None:
     """Apply masks; what they allow is brought back where the request itself left nothing of it."""
     masked = np.searchsorted(places, masks.places)
     allow_only(logits, masked, masks.words)

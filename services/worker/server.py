@@ -7,7 +7,7 @@ runner's thread works. Whatever ends the stream ends the epoch and frees every r
 import asyncio
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 import grpc.aio
@@ -41,6 +41,10 @@ from shared.wire import (
     sampling_from_proto,
     unpack_ids,
 )
+from shared.wire_constraint import constraint_from_proto
+
+if TYPE_CHECKING:  # a replay worker does without the engine
+    from services.worker.grammar.desk import GrammarDesk
 
 _log = get_logger(__name__)
 
@@ -89,8 +93,15 @@ class _Session:
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves `WorkerService`; at most one epoch stands."""
 
-    def __init__(self, runner: Runner, orders: LocalOrders, spans: PrefillSpans) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        orders: LocalOrders,
+        spans: PrefillSpans,
+        grammars: "GrammarDesk | None" = None,
+    ) -> None:
         self._runner = runner
+        self._grammars = grammars
         self._orders = orders
         self._spans = spans
         self._session: _Session | None = None
@@ -125,6 +136,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Tell limits and the highest epoch seen."""
         capacity = await self._capacity(context)
         return worker_pb2.GetCapacityResponse(capacity=capacity, epoch=self._highest_epoch)
+
+    async def PrepareSequence(
+        self, request: worker_pb2.PrepareSequenceRequest, context: Context
+    ) -> worker_pb2.PrepareSequenceResponse:
+        """Get a constraint ready; the error that refuses it says why."""
+        if self._grammars is None:
+            raise RequestError(
+                FailureReason.FEATURE_DISABLED,
+                "constraint: this worker replays scripts and constrains nothing",
+                field="constraint",
+            )
+        constraint = constraint_from_proto(request.constraint)
+        took_us = await self._grammars.prepare(constraint, request.request_id, request.traceparent)
+        return worker_pb2.PrepareSequenceResponse(prepare_us=took_us)
 
     async def RunSteps(self, request_iterator: object, context: Context) -> None:
         """Run one epoch until its scheduler goes, breaks the contract or is replaced."""

@@ -5,7 +5,7 @@ import contextlib
 import faulthandler
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from services.worker.build import RankBuilder, executor_builder
 from services.worker.orders import LocalOrders, OrderSource, Stop
@@ -17,6 +17,10 @@ from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.rpc import build_server, serve_until_stopped
 from shared.sides import ServiceSides, Work
+
+if TYPE_CHECKING:  # a replay worker does without the engine
+    from services.worker.grammar.compiler import GrammarCompiler
+    from services.worker.grammar.desk import GrammarDesk
 
 # A 1M-token prompt is 4 MiB; a plan may describe several.
 _MAX_RECEIVE_MIB = 64
@@ -44,13 +48,26 @@ class World(RankBuilder, Protocol):
         ...
 
 
-def enter_world(settings: WorkerSettings, orders: LocalOrders) -> tuple[World, OrderSource]:
+def enter_world(
+    settings: WorkerSettings, orders: LocalOrders, grammars: "GrammarCompiler | None" = None
+) -> tuple[World, OrderSource]:
     """This rank's world, and the orders of its replica: the leader's own, or what it passes on."""
     # Here and not above: a replay worker starts in a fraction of torch's import time.
     from services.worker.parallel.world_rank import WorldRank  # noqa: PLC0415
 
-    rank = WorldRank(settings)
+    rank = WorldRank(settings, grammars)
     return rank, rank.lead(orders) if settings.is_leader else rank.follow(read_plan)
+
+
+def open_desk(settings: WorkerSettings) -> "GrammarDesk | None":
+    """Where constraints are prepared; a replay worker has none."""
+    if settings.worker_mode == "replay":
+        return None
+    # Here and not above: a replay worker starts in a fraction of the engine's import time.
+    from services.worker.grammar.desk import GrammarDesk  # noqa: PLC0415
+
+    assert settings.model is not None
+    return GrammarDesk.of_checkpoint(settings.model)
 
 
 class WorkerService:
@@ -63,11 +80,13 @@ class WorkerService:
         self._world: World | None = None
         self._loss = ""
         source: OrderSource = self._orders
+        self._desk = open_desk(settings)
+        grammars = self._desk.compiler if self._desk is not None else None
         if settings.topology.joint_size > 1:
-            self._world, source = enter_world(settings, self._orders)
-        build = executor_builder(settings, self._is_stopping.is_set, self._world)
+            self._world, source = enter_world(settings, self._orders, grammars)
+        build = executor_builder(settings, self._is_stopping.is_set, self._world, grammars)
         self._runner = Runner(build, source)
-        self._servicer = WorkerServicer(self._runner, self._orders, PrefillSpans())
+        self._servicer = WorkerServicer(self._runner, self._orders, PrefillSpans(), self._desk)
         self._reason = "the model is loading"
         self._sides = ServiceSides(
             settings,
@@ -87,6 +106,8 @@ class WorkerService:
         async with contextlib.AsyncExitStack() as stack:
             await self._sides.start(stack)
             stack.callback(self._stop_runner)
+            if self._desk is not None:
+                stack.push_async_callback(self._desk.close)
             self._runner.start()
             async with asyncio.TaskGroup() as tasks:
                 beside = [

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.model_build import build_model_executor
 from services.worker.orders import OrderSource
 from services.worker.parallel.orders import FollowingOrders, LeadingOrders
@@ -22,8 +23,10 @@ _POLL_S: Final = 0.05
 class WorldRank:
     """Builds this rank's executor and knows whether the world stands."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, grammars: GrammarCompiler | None = None) -> None:
+        """`grammars` are those that requests are prepared with, in the rank that answers."""
         self._settings = settings
+        self._grammars = grammars
         self._seating = Seating(settings)
 
     @property
@@ -63,7 +66,9 @@ class WorldRank:
 
         try:
             seat = seating.take(is_over)
-            return build_model_executor(settings, settings.model, is_over, Together(seat))
+            return build_model_executor(
+                settings, settings.model, is_over, Together(seat), self._grammars
+            )
         except JoinError as error:
             raise WorldLostError(str(error)) from None
         except BuildStoppedError:
