@@ -54,6 +54,7 @@ class SamplingSpec:
     bad_words: tuple[tuple[int, ...], ...] = ()
     thinking_budget: ThinkingBudget | None = None
     constraint: Constraint | None = None
+    skip_reading_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,9 @@ class ReplicaLoad:
     num_free_blocks: int = 0
     num_total_blocks: int = 0
     num_steps_total: int = 0
+    num_cached_blocks: int = 0
+    num_prefix_cache_queries_total: int = 0
+    num_prefix_cache_hits_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +125,7 @@ class LoadSnapshot:
     num_drafts_total: int = 0
     num_drafted_tokens_total: int = 0
     num_accepted_tokens_per_position: tuple[int, ...] = ()
+    num_cached_blocks: int = 0
+    num_prefix_cache_queries_total: int = 0
+    num_prefix_cache_hits_total: int = 0
     replicas: tuple[ReplicaLoad, ...] = ()

@@ -89,6 +89,7 @@ def sampling_to_proto(spec: SamplingSpec) -> common_pb2.SamplingParams:
         bad_words=[common_pb2.TokenRun(token_ids=ids) for ids in spec.bad_words],
         thinking_budget=_budget_to_proto(spec.thinking_budget),
         constraint=constraint_to_proto(spec.constraint),
+        skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
     )
 
 
@@ -119,6 +120,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingSpec:
         constraint=constraint_from_proto(message.constraint)
         if message.HasField("constraint")
         else None,
+        skip_reading_prefix_cache=message.skip_reading_prefix_cache,
     )
 
 

@@ -17,6 +17,8 @@ Laws
 - A sequence that gave way comes back when all that run, itself included, have room for two further
   blocks, at its next return for four, and so on: it cannot lose its place again and again.
 - Those that wait start in the order of the queue; one that does not fit is passed (`passing.py`).
+- A sequence begins with the blocks that hold its start already; while a plan in flight computes the
+  one behind those, it waits.
 - The tokens of a result go to the sequences that its plan recorded, whoever has the row by then.
 - A broken rule of the worker raises `WorkerContractError`; the batch is of no use afterwards.
 """
@@ -26,12 +28,14 @@ from collections import deque
 from services.scheduler.draft_counts import DraftCounts
 from services.scheduler.holdings import Holdings
 from services.scheduler.limits import Limits
+from services.scheduler.naming import Naming
 from services.scheduler.pace import StepClock
 from services.scheduler.passing import Passing
-from services.scheduler.plan import NewSequence, StepPlan, StepResult, WorkerContractError
+from services.scheduler.plan import StepPlan, StepResult, WorkerContractError
 from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.prefix_cache import PrefixCache
 from services.scheduler.results import BatchOwner, PlanRecord, deliver, match
-from services.scheduler.sequence import FindCachedBlocks, Sequence, SequenceState
+from services.scheduler.sequence import Sequence, SequenceState
 from services.scheduler.throttle import PromptThrottle
 from services.scheduler.waiting import WaitingQueue
 
@@ -48,7 +52,7 @@ class Batch:
         limits: Bounds of the epoch.
         waiting: Queue from which sequences are admitted and to which preempted ones go.
         owner: Is told what results mean.
-        find_cached_blocks: The prefix cache.
+        cache: The prefix cache of the epoch.
         clock: Follows the steps of the replica.
     """
 
@@ -57,12 +61,13 @@ class Batch:
         limits: Limits,
         waiting: WaitingQueue,
         owner: BatchOwner,
-        find_cached_blocks: FindCachedBlocks,
+        cache: PrefixCache,
         clock: StepClock,
     ) -> None:
         """Nothing runs, nothing is in flight."""
         self.limits = limits
-        self.holdings = Holdings(limits)
+        self.cache = cache
+        self.holdings = Holdings(limits, cache.pool)
         # In the order of admission.
         self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
@@ -79,7 +84,7 @@ class Batch:
         # What stopped the last walk along the queue: nothing starts before it changes.
         self._stopped_at: tuple[int, ...] | None = None
         self._owner = owner
-        self._find_cached_blocks = find_cached_blocks
+        self._naming = Naming(cache, limits.block_size)
         self._decoding: list[Sequence] = []
         self._catching_up: list[Sequence] = []
         self._in_flight: deque[PlanRecord] = deque()
@@ -128,6 +133,7 @@ class Batch:
         plan = builder.build(self.holdings.announce(builder.step))
         record = PlanRecord(plan, builder.sequences)
         record.planned_at, record.num_prompt_tokens = self._now, builder.num_prompt_tokens
+        record.filled, record.names = self._naming.take()
         self._in_flight.append(record)
         self._next_step += 1
         return plan
@@ -137,8 +143,18 @@ class Batch:
         del self.running[sequence]
         self._policy.charge_output(sequence)
         self._num_growable -= sequence.is_growable
+        self.cache.publish(sequence, self._num_computed_tokens(sequence))
         self.holdings.release(sequence)
         sequence.leave(state)
+
+    def tidy(self) -> bool:
+        """Do what no step has to wait for; whether there is more of it to do."""
+        computing = [s for s in self._catching_up if s.plan_limit]
+        return self._naming.tidy(self._waiting, computing, self.limits.max_num_batched_tokens)
+
+    def clear_cache(self) -> int:
+        """Let nobody share what was computed so far; returns how many blocks that concerns."""
+        return self.cache.clear(list(self.running))
 
     # -- plans -------------------------------------------------------------------------------
 
@@ -191,6 +207,7 @@ class Batch:
         if needed > 0:
             holdings.take_blocks(sequence, needed)
         self._policy.charge_output(sequence)
+        self._naming.note_growth(sequence)
         self._set_plan_limit(sequence)
         return True
 
@@ -215,7 +232,7 @@ class Batch:
     def _num_coming_back(self) -> int:
         """Blocks that the results of the plans in flight surely set free."""
         ending = (s for s in self.running if s.num_planned_tokens >= s.total_limit - 1)
-        return self.holdings.num_deferred + sum(len(s.blocks) for s in ending)
+        return self.holdings.num_coming_back(ending)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence, SequenceState.WAITING)
@@ -255,6 +272,7 @@ class Batch:
         self._throttle.note(missing, count)
         builder.num_prompt_tokens += count
         builder.add(sequence, count)
+        self._naming.note_chunk(sequence)
         if count == missing:
             self._decoding.append(sequence)
         else:
@@ -270,15 +288,16 @@ class Batch:
         if not victims:
             return
         lacks_row = len(self.running) >= self.limits.max_num_seqs
-        lacking = self.limits.blocks_for(self._positions(head)) + self._reserve(head)
-        lacking -= self.holdings.num_free_blocks + self.holdings.num_deferred
-        if lacking > sum(len(s.blocks) for s in victims):
+        holdings, cached = self.holdings, self.cache.find(head)
+        needed = holdings.num_taken_by(cached, self._blocks_to_start(head, cached))
+        needed += self._reserve(head)
+        if needed > holdings.num_free_blocks + holdings.num_coming_back(victims):
             return
         for victim in victims:
-            if not lacks_row and lacking <= 0:
+            room = holdings.num_free_blocks + holdings.num_coming_back(())
+            if not lacks_row and needed <= room:
                 return
             lacks_row = False
-            lacking -= len(victim.blocks)
             victim.num_displacements += 1
             self._preempt(victim)
 
@@ -286,7 +305,14 @@ class Batch:
         """Give rows and blocks to waiting sequences, in order, as far as there is room."""
         if not budget or not len(self._waiting):
             return
-        mark = (self._waiting.version, self.holdings.num_free_blocks, len(self.running), int(now))
+        self._naming.catch_up()
+        mark = (
+            self._waiting.version,
+            self.cache.version,
+            self.holdings.num_free_blocks,
+            len(self.running),
+            int(now),
+        )
         if mark == self._stopped_at and self.running:
             return
         passing = Passing()
@@ -294,11 +320,15 @@ class Batch:
         for sequence in self._waiting.candidates(now, MAX_CANDIDATES):
             if not budget or not self._has_row():
                 return
-            cached = self._find_cached_blocks(sequence)
-            needed = self.limits.blocks_for(self._positions(sequence)) - len(cached)
+            cached = self.cache.find(sequence)
+            count = self._blocks_to_start(sequence, cached)
+            needed = self.holdings.num_taken_by(cached, count)
             if self.holdings.is_in_flight(sequence):
                 is_stopped_by_blocks = False
                 passing.stop(sequence, needed)
+                continue
+            if self.cache.is_coming(sequence):
+                is_stopped_by_blocks = False
                 continue
             if not passing.allows(needed) or not self._has_room(sequence, needed):
                 passing.stop(sequence, needed)
@@ -309,14 +339,18 @@ class Batch:
                 continue
             passing.note(needed)
             self._waiting.take(sequence, now)
-            self._start(sequence, cached, needed, now)
-            builder.new_sequences.append(_describe(sequence))
+            self._start(sequence, cached, count, now)
+            builder.describe(sequence)
             budget -= self._plan_chunk(builder, sequence, budget)
             is_stopped_by_blocks = False
         self._stopped_at = mark if is_stopped_by_blocks else None
 
     def _has_row(self) -> bool:
         return len(self.running) < self.limits.max_num_seqs and self.holdings.has_free_row
+
+    def _blocks_to_start(self, sequence: Sequence, cached: list[int]) -> int:
+        """Blocks that a waiting sequence needs beside those that hold its start already."""
+        return self.limits.blocks_for(self._positions(sequence)) - len(cached)
 
     def _positions(self, sequence: Sequence) -> int:
         """Positions that need a block when the sequence starts.
@@ -346,11 +380,14 @@ class Batch:
         held = len(sequence.blocks) or self.limits.blocks_for(self._positions(sequence))
         return min(most, self.limits.blocks_for(sequence.total_limit - 1) - held)
 
-    def _start(self, sequence: Sequence, cached: list[int], needed: int, now: float) -> None:
-        """The sequence runs."""
-        missing = sequence.num_tokens - len(cached) * self.limits.block_size
+    def _start(self, sequence: Sequence, cached: list[int], count: int, now: float) -> None:
+        """The sequence runs, with `count` new blocks."""
+        num_hit = len(cached) * self.limits.block_size
+        missing = sequence.num_tokens - num_hit
         if sequence.planned_at is None:
             sequence.planned_at = now
+            sequence.num_cached_tokens = min(num_hit, sequence.num_prompt_tokens)
+            self.cache.count(sequence, num_hit)
             self.num_prompt_tokens += sequence.num_prompt_tokens
             self._policy.charge_prompt(sequence, missing)
         else:
@@ -361,11 +398,12 @@ class Batch:
         sequence.admission = self._num_admissions
         sequence.state = SequenceState.RUNNING
         sequence.row = self.holdings.take_row()
-        sequence.num_cached_tokens = len(cached) * self.limits.block_size
-        sequence.num_planned_tokens = sequence.num_cached_tokens
-        sequence.blocks = list(cached)
+        sequence.num_planned_tokens = num_hit
+        sequence.num_named_blocks = len(cached)
+        sequence.found = None
         sequence.num_sent_blocks = 0
-        self.holdings.take_blocks(sequence, needed)
+        self.holdings.share_blocks(sequence, cached)
+        self.holdings.take_blocks(sequence, count)
         self._set_plan_limit(sequence)
         self.running[sequence] = None
 
@@ -379,6 +417,7 @@ class Batch:
         match(record, result, self.limits)
         self._in_flight.popleft()
         self.holdings.settle(result.step)
+        self._naming.settle(record)
         wait_s = result.wait_us / 1e6
         self._clock.finished(record.planned_at, now, record.num_prompt_tokens, wait_s)
         self.num_output_tokens += deliver(record, result, self._owner, now, self.limits)
@@ -386,9 +425,19 @@ class Batch:
             self.drafts.add(result.num_drafted_tokens, result.num_accepted_tokens)
         self._clock.left(has_work=bool(self.running) or bool(len(self._waiting)))
 
+    def _num_computed_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that results say are computed; more where no new block is full."""
+        most = min(sequence.num_planned_tokens, sequence.num_tokens - 1)
+        has_news = most // self.limits.block_size > sequence.num_named_blocks
+        if not has_news or not self.holdings.is_in_flight(sequence):
+            return most
+        record = next(r for r in self._in_flight if sequence in r.sequences)
+        return min(most, record.plan.num_computed_tokens[record.sequences.index(sequence)])
+
     def check(self) -> None:
         """Assert the laws of the batch; for tests."""
         self.holdings.check(self.running)
+        self.cache.check(len(self._in_flight))
         assert len(self.running) <= self.limits.max_num_seqs
         assert self._num_growable == sum(s.is_growable for s in self.running), "growable miscounted"
         placed = [s for s in self._decoding + self._catching_up if s.plan_limit]
@@ -402,17 +451,3 @@ class Batch:
 
 def _admission(sequence: Sequence) -> int:
     return sequence.admission
-
-
-def _describe(sequence: Sequence) -> NewSequence:
-    """What the worker has to know about a sequence that takes a row."""
-    return NewSequence(
-        row=sequence.row,
-        request_id=sequence.request.request_id,
-        prompt_token_ids=sequence.prompt_token_ids,
-        output_token_ids=sequence.output_token_ids[:],
-        num_computed_tokens=sequence.num_cached_tokens,
-        sampling=sequence.sampling,
-        replay=sequence.replay,
-        traceparent=sequence.request.traceparent,
-    )

@@ -17,6 +17,7 @@ import dataclasses
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.backlog import Backlog, check_first_token, check_room
 from services.scheduler.batch import Batch
+from services.scheduler.cache_events import CachedBlock, CacheLog
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
@@ -26,15 +27,9 @@ from services.scheduler.passing import Passing
 from services.scheduler.placement import choose_replica
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
 from services.scheduler.policy import Policy
+from services.scheduler.prefix_cache import PrefixCache
 from services.scheduler.replica import Replica, add_counters, blocks_to_start, check_alike
-from services.scheduler.sequence import (
-    NOWHERE,
-    FindCachedBlocks,
-    Request,
-    Sequence,
-    SequenceState,
-    find_nothing,
-)
+from services.scheduler.sequence import NOWHERE, Request, Sequence, SequenceState
 from services.scheduler.waiting import WaitingQueue
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
@@ -57,19 +52,13 @@ class SchedulerCore:
 
     Args:
         config: Own settings.
-        find_cached_blocks: The prefix cache.
         num_replicas: Worker groups; events of each carry its number.
     """
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        find_cached_blocks: FindCachedBlocks = find_nothing,
-        num_replicas: int = 1,
-    ) -> None:
+    def __init__(self, config: CoreConfig, num_replicas: int = 1) -> None:
         """No worker, no sequences."""
         self._config = config
-        self._find_cached_blocks = find_cached_blocks
+        self.cache_log = CacheLog(self._named_blocks)
         self._limits: Limits | None = None
         self._policy = Policy(config)
         self._waiting = WaitingQueue(self._policy)
@@ -203,7 +192,8 @@ class SchedulerCore:
                 self._end(sequence, now, failure=error)
             else:
                 sequence.cut_to(limits.max_sequence_len)
-        opened.batch = Batch(limits, opened.waiting, self, self._find_cached_blocks, opened.clock)
+        cache = PrefixCache(limits, self.cache_log, replica)
+        opened.batch = Batch(limits, opened.waiting, self, cache, opened.clock)
 
     def worker_lost(
         self, error: RequestError, now: float, *, can_resume: bool, replica: int = 0
@@ -280,6 +270,25 @@ class SchedulerCore:
         self._replicas[number].waiting.add(sequence, now)
         return True
 
+    # -- the prefix caches -------------------------------------------------------------------
+
+    def tidy(self) -> bool:
+        """Do what no step has to wait for; whether there is more of it to do."""
+        return any([replica.batch.tidy() for replica in self._replicas if replica.batch])
+
+    def reset_prefix_cache(self) -> int:
+        """Let nobody share what was computed so far; returns how many blocks that concerns."""
+        return sum(replica.batch.clear_cache() for replica in self._replicas if replica.batch)
+
+    def hit_tokens(self, replica: int, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that a replica need not compute."""
+        batch = self._replicas[replica].batch
+        return batch.cache.hit_tokens(sequence) if batch else 0
+
+    def _named_blocks(self) -> list[CachedBlock]:
+        batches = [replica.batch for replica in self._replicas if replica.batch]
+        return [block for batch in batches for block in batch.cache.named_blocks()]
+
     # -- what the batch tells (results.BatchOwner) ---------------------------------------------
 
     def sequence_finished(self, sequence: Sequence, code: FinishCode, now: float) -> None:
@@ -295,7 +304,11 @@ class SchedulerCore:
         )
 
     def sequence_failed(self, sequence: Sequence, error: RequestError, now: float) -> None:
-        """The worker could not compute the sequence."""
+        """The worker could not compute the sequence: nobody may share what it computed."""
+        if sequence.state is SequenceState.RUNNING:
+            batch = self._replicas[sequence.replica].batch
+            assert batch is not None
+            batch.cache.distrust(sequence)
         self._end(sequence, now, failure=error)
 
     def outlet_filled(self, sequence: Sequence) -> None:

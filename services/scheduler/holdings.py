@@ -14,10 +14,10 @@ from services.scheduler.sequence import Sequence
 class Holdings:
     """Rows and blocks of a worker group, counted for one epoch."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool) -> None:
         """Everything is free, no step has a result."""
         self._limits = limits
-        self._pool = BlockPool(limits.num_blocks)
+        self._pool = pool
         self._free_rows = list(range(limits.num_rows - 1, -1, -1))
         # Rows that the next plan announces as freed, then by the step that announced them.
         self._unannounced_rows: list[int] = []
@@ -46,6 +46,15 @@ class Holdings:
         """Hand out a row."""
         return self._free_rows.pop()
 
+    def num_taken_by(self, cached: list[int], count: int) -> int:
+        """Free blocks that go to a sequence with `cached` blocks and `count` new ones."""
+        return count + self._pool.num_idle_among(cached)
+
+    def share_blocks(self, sequence: Sequence, cached: list[int]) -> None:
+        """Begin the table of a sequence with blocks that hold its start already."""
+        self._pool.hold(cached)
+        sequence.blocks = list(cached)
+
     def take_blocks(self, sequence: Sequence, count: int) -> None:
         """Append `count` blocks to the table of a sequence."""
         sequence.blocks += self._pool.allocate(count)
@@ -64,6 +73,13 @@ class Holdings:
         else:
             self._pool.release(blocks)
 
+    def num_coming_back(self, ending: Iterable[Sequence]) -> int:
+        """Blocks that become free with the results in flight, which also end these sequences."""
+        released = [block for blocks in self._deferred_blocks.values() for block in blocks]
+        for sequence in ending:
+            released += sequence.blocks
+        return self._pool.num_coming_back(released)
+
     def announce(self, step: int) -> list[int]:
         """Rows that the plan of `step` names as freed."""
         rows, self._unannounced_rows = self._unannounced_rows, []
@@ -81,7 +97,7 @@ class Holdings:
             self._pool.release(blocks)
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Assert that every row and every block has exactly one owner; for tests."""
+        """Assert that every row has one owner, and every block as many as it counts; for tests."""
         running = list(running)
         deferred = [block for blocks in self._deferred_blocks.values() for block in blocks]
         assert len(deferred) == self.num_deferred, "deferred blocks miscounted"

@@ -33,6 +33,7 @@ class CoreConfig:
     long_prefill_token_threshold: int | None = None
     max_num_partial_prefills: int = 4
     max_long_partial_prefills: int = 1
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their bounds."""
@@ -101,6 +102,9 @@ class Limits:
     """A prompt with more tokens to go is long; 0 calls none long."""
     max_partial_prefills: int = 4
     max_long_partial_prefills: int = 1
+    is_caching: bool = False
+    """Whether sequences share the blocks of equal prefixes."""
+    model_digest: str = ""
 
     @classmethod
     def of(cls, config: CoreConfig, capacity: Capacity) -> "Limits":
@@ -137,6 +141,8 @@ class Limits:
             num_long_tokens=_long_tokens(config, max_num_batched_tokens),
             max_partial_prefills=config.max_num_partial_prefills,
             max_long_partial_prefills=config.max_long_partial_prefills,
+            is_caching=config.enable_prefix_caching,
+            model_digest=capacity.model_digest,
         )
 
     @property

@@ -51,6 +51,21 @@ class PlanBuilder:
         sequence.num_steps += 1
         sequence.last_step = self.step
 
+    def describe(self, sequence: Sequence) -> None:
+        """Tell the worker of a sequence that takes a row, before its first tokens are added."""
+        self.new_sequences.append(
+            NewSequence(
+                row=sequence.row,
+                request_id=sequence.request.request_id,
+                prompt_token_ids=sequence.prompt_token_ids,
+                output_token_ids=sequence.output_token_ids[:],
+                num_computed_tokens=sequence.num_planned_tokens,
+                sampling=sequence.sampling,
+                replay=sequence.replay,
+                traceparent=sequence.request.traceparent,
+            )
+        )
+
     def build(self, freed_rows: list[int]) -> StepPlan:
         """The plan."""
         return StepPlan(

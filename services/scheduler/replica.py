@@ -48,6 +48,7 @@ class Replica:
         if batch is None:
             return []
         self.past = add_counters(self.past, _counters(batch))
+        batch.cache.close()
         return list(batch.running)
 
     def work(self) -> ReplicaWork | None:
@@ -76,6 +77,9 @@ class Replica:
             num_free_blocks=counters.num_free_blocks,
             num_total_blocks=counters.num_total_blocks,
             num_steps_total=counters.num_steps_total,
+            num_cached_blocks=counters.num_cached_blocks,
+            num_prefix_cache_queries_total=counters.num_prefix_cache_queries_total,
+            num_prefix_cache_hits_total=counters.num_prefix_cache_hits_total,
         )
 
     def counters(self) -> LoadSnapshot:
@@ -88,6 +92,7 @@ class Replica:
             num_running=len(batch.running),
             num_free_blocks=batch.holdings.num_free_blocks,
             num_total_blocks=batch.holdings.num_total_blocks,
+            num_cached_blocks=batch.cache.num_named,
             is_worker_ready=True,
         )
 
@@ -124,6 +129,11 @@ def add_counters(a: LoadSnapshot, b: LoadSnapshot) -> LoadSnapshot:
         num_output_tokens_total=a.num_output_tokens_total + b.num_output_tokens_total,
         num_preemptions_total=a.num_preemptions_total + b.num_preemptions_total,
         is_worker_ready=a.is_worker_ready or b.is_worker_ready,
+        num_cached_blocks=a.num_cached_blocks + b.num_cached_blocks,
+        num_prefix_cache_queries_total=(
+            a.num_prefix_cache_queries_total + b.num_prefix_cache_queries_total
+        ),
+        num_prefix_cache_hits_total=a.num_prefix_cache_hits_total + b.num_prefix_cache_hits_total,
         num_drafts_total=a.num_drafts_total + b.num_drafts_total,
         num_drafted_tokens_total=a.num_drafted_tokens_total + b.num_drafted_tokens_total,
         num_accepted_tokens_per_position=add_positions(
@@ -138,6 +148,8 @@ def _counters(batch: Batch) -> LoadSnapshot:
         num_prompt_tokens_total=batch.num_prompt_tokens,
         num_output_tokens_total=batch.num_output_tokens,
         num_preemptions_total=batch.num_preemptions,
+        num_prefix_cache_queries_total=batch.cache.counts.num_queries,
+        num_prefix_cache_hits_total=batch.cache.counts.num_hits,
         num_drafts_total=batch.drafts.num_drafts,
         num_drafted_tokens_total=batch.drafts.num_drafted_tokens,
         num_accepted_tokens_per_position=tuple(batch.drafts.per_position),

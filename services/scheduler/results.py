@@ -6,8 +6,9 @@ whose short lane takes runs. Neither asks who owns a row by now.
 """
 
 from array import array
+from collections.abc import Sequence as ListOf
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from services.scheduler.limits import Limits
 from services.scheduler.plan import FinishCode, StepPlan, StepResult, WorkerContractError
@@ -31,10 +32,18 @@ class BatchOwner(Protocol):
         """The columns of the sequence's outlet hold tokens."""
 
 
-class PlanRecord:
-    """A plan in flight, and whom it names."""
+class Filled(NamedTuple):
+    """With a result the first `num_tokens` tokens of a sequence are computed, full blocks too."""
 
-    __slots__ = ("num_prompt_tokens", "plan", "planned_at", "sequences")
+    sequence: Sequence
+    admission: int
+    num_tokens: int
+
+
+class PlanRecord:
+    """A plan in flight, whom it names, and what its result makes of full blocks."""
+
+    __slots__ = ("filled", "names", "num_prompt_tokens", "plan", "planned_at", "sequences")
 
     def __init__(self, plan: StepPlan, sequences: list[Sequence]) -> None:
         """Entry i of `sequences` has row i of the plan."""
@@ -43,6 +52,9 @@ class PlanRecord:
         self.planned_at = 0.0
         # Of rows that have more than one token to go.
         self.num_prompt_tokens = 0
+        self.filled: ListOf[Filled] = ()
+        # Of blocks that others may wait for.
+        self.names: ListOf[bytes] = ()
 
 
 def match(record: PlanRecord, result: StepResult, limits: Limits) -> None:

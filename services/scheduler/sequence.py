@@ -9,12 +9,15 @@ may be ordered, with all drafts, without a further thought.
 import dataclasses
 import enum
 from array import array
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from services.scheduler.messages import SequenceSubmit, Submission, Timeline
 from services.scheduler.outlet import Outlet
 from shared.sampling import SamplingSpec, SequenceStats
+
+if TYPE_CHECKING:
+    from services.scheduler.block_hashes import BlockHashes
+    from services.scheduler.prefix_cache import Found
 
 # The replica of a sequence that waits for any of them.
 NOWHERE: Final = -1
@@ -31,7 +34,15 @@ class SequenceState(enum.IntEnum):
 class Request:
     """The sequences that were submitted together, as long as one of them lives."""
 
-    __slots__ = ("live", "priority", "request_id", "tenant_id", "traceparent")
+    __slots__ = (
+        "cache_root",
+        "cache_salt",
+        "live",
+        "priority",
+        "request_id",
+        "tenant_id",
+        "traceparent",
+    )
 
     def __init__(self, submission: Submission) -> None:
         """Start without sequences."""
@@ -39,6 +50,9 @@ class Request:
         self.traceparent = submission.traceparent
         self.priority = submission.priority
         self.tenant_id = submission.tenant_id
+        self.cache_salt = submission.cache_salt
+        # Digest of the model and block size, and what they make of the salt.
+        self.cache_root: tuple[tuple[str, int], bytes] | None = None
         self.live: list[Sequence] = []
 
 
@@ -58,6 +72,8 @@ class Sequence:
         "arrived_at",
         "blocks",
         "first_token_at",
+        "found",
+        "hashes",
         "is_growable",
         "is_plain",
         "last_step",
@@ -67,6 +83,7 @@ class Sequence:
         "num_displacements",
         "num_drafted_tokens",
         "num_losses",
+        "num_named_blocks",
         "num_passed_blocks",
         "num_planned_tokens",
         "num_preemptions",
@@ -136,6 +153,11 @@ class Sequence:
         self.blocks: list[int] = []
         # Blocks that the worker has been told of.
         self.num_sent_blocks = 0
+        # Names of its full blocks, as far as they were needed; what the cache has while it waits.
+        self.hashes: BlockHashes | None = None
+        self.found: Found | None = None
+        # Blocks that have a name, or whose content had one already.
+        self.num_named_blocks = 0
         self.num_planned_tokens = 0
         self.plan_limit = 0
         self.last_step = 0
@@ -201,15 +223,6 @@ class Sequence:
             first_token_at=self.first_token_at,
             ended_at=now,
         )
-
-
-# Finds the blocks that already hold the start of a sequence: the seam of the prefix cache.
-FindCachedBlocks = Callable[[Sequence], list[int]]
-
-
-def find_nothing(_sequence: Sequence) -> list[int]:
-    """Without a prefix cache no block is shared."""
-    return []
 
 
 def _microseconds(seconds: float) -> int:

@@ -37,7 +37,7 @@ def entry(
     return SequenceSubmit(
         stream_id=stream_id,
         index=0,
-        prompt_token_ids=array("I", range(1, num_prompt + 1)),
+        prompt_token_ids=array("I", range(1 + 100 * stream_id, num_prompt + 1 + 100 * stream_id)),
         output_token_ids=array("I", output),
         seed=stream_id,
         replay=replay,

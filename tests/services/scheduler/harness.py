@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.scheduler.block_hashes import BlockHashes, root_hash
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, Submission, Verdict
@@ -21,6 +22,7 @@ from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, SequenceStats
 from tests.services.scheduler.simulated_worker import SimulatedWorker, expected_token
 
+SALTS = ("", "s")
 LOST = RequestError(FailureReason.UPSTREAM_LOST, "lost")
 
 
@@ -58,10 +60,13 @@ class Side:
         self.results: deque[StepResult] = deque()
         self.in_flight: deque[InFlight] = deque()
         self.is_open = False
+        # Names of contents, by weights and content.
+        self.names: dict[tuple[int, int], set[bytes]] = {}
 
     def forget(self) -> None:
         self.in_flight.clear()
         self.results.clear()
+        self.names.clear()
 
 
 class Harness:
@@ -123,9 +128,15 @@ class Harness:
         num_resumed: int = 0,
         max_tokens: int = 8,
         num_logprobs: int | None = None,
+        fork: int | None = None,
+        reads_cache: bool = True,
         **options: object,
     ) -> list[Verdict]:
-        """One request; the entry of a refused sequence is dropped."""
+        """One request; the entry of a refused sequence is dropped.
+
+        Prompts with a `fork` begin alike; those with the same one are alike to their ends, others
+        differ from token `fork` on. Prompts without one share nothing.
+        """
         request_id = str(options.pop("request_id", f"r{self.num_submitted}"))
         entries = []
         for num_prompt in num_prompts:
@@ -136,7 +147,11 @@ class Harness:
                 SequenceSubmit(
                     stream_id=stream_id,
                     index=0,
-                    prompt_token_ids=array("I", range(1, num_prompt + 1)),
+                    prompt_token_ids=(
+                        prompt(num_prompt, family=1 + stream_id)
+                        if fork is None
+                        else prompt(num_prompt, fork)
+                    ),
                     output_token_ids=array("I", first),
                     seed=stream_id,
                     replay=ReplayScript(token_ids=(1,)) if self.capacity.is_replay else None,
@@ -155,7 +170,10 @@ class Harness:
             request_id=request_id,
             sequences=tuple(entries),
             sampling=SamplingSpec(
-                max_tokens=max_tokens, eos_token_ids=(7,), num_logprobs=num_logprobs
+                max_tokens=max_tokens,
+                eos_token_ids=(7,),
+                num_logprobs=num_logprobs,
+                skip_reading_prefix_cache=not reads_cache,
             ),
             **options,
         )
@@ -214,6 +232,8 @@ class Harness:
         result = side.results.popleft()
         self.core.take_result(result, self.now, replica)
         self.check()
+        if result.step % 3 == 0:
+            self.check_names()
         return result
 
     def step(self) -> None:
@@ -234,6 +254,36 @@ class Harness:
         load = self.core.load()
         assert load.num_free_blocks == load.num_total_blocks
         assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
+
+    def reset_cache(self) -> None:
+        """New weights: what was computed before is of no use for those who come now."""
+        self.core.reset_prefix_cache()
+        for side in self.sides:
+            side.worker.weights += 1
+        self.check()
+        assert not self.core.load().num_cached_blocks
+
+    def check_names(self) -> None:
+        """Each block that can be found holds what its name says, computed and confirmed."""
+        last = self.capacity.block_size_tokens - 1
+        for block in self.core.cache_log.read(None).snapshot or ():
+            side = self.sides[block.replica]
+            names = self._names_of(side, side.worker.kv[block.block, last])
+            assert block.block_hash in names, "a block under a wrong name"
+
+    def _names_of(self, side: Side, content: int) -> set[bytes]:
+        """Names of a block that ends with this content, under the weights of now."""
+        worker = side.worker
+        key = (worker.weights, content)
+        if key not in side.names:
+            weights, tokens = worker.text(content)
+            size = self.capacity.block_size_tokens
+            chains = [BlockHashes(root_hash("", size, salt), size) for salt in SALTS]
+            for chain in chains:
+                chain.extend(len(tokens) // size, array("I", tokens), array("I"))
+            is_new = weights == worker.weights
+            side.names[key] = {chain.known[-1] for chain in chains} if is_new else set()
+        return side.names[key]
 
     def live(self) -> list[Stream]:
         return [s for s in self.streams.values() if not s.end and not s.is_forgotten]
@@ -291,12 +341,16 @@ class Harness:
     def _run(self, plan: StepPlan, replica: int = 0) -> None:
         """Run a plan; it may use nothing that a plan before it still uses."""
         side = self.sides[replica]
-        new_rows = {new.row for new in plan.new_sequences}
+        size = self.capacity.block_size_tokens
+        # Blocks that a new row begins with because they hold its start already.
+        num_hit = {new.row: new.num_computed_tokens // size for new in plan.new_sequences}
+        new_rows = num_hit.keys()
         for row, blocks in zip(plan.rows, cut(plan.new_blocks, plan.num_new_blocks), strict=True):
+            taken = set(blocks[num_hit.get(row, 0) :])
             for earlier in side.in_flight:
                 assert row not in new_rows or row not in earlier.rows, "row reused too early"
                 for other, used in earlier.blocks.items():
-                    assert other == row or not used & set(blocks), "block reused too early"
+                    assert other == row or not used & taken, "block reused too early"
         side.worker.last_read_step = plan.step - len(side.results) - 1
         result = side.worker.run(plan)
         used_blocks = {row: set(side.worker.rows[row].blocks) for row in plan.rows}
@@ -311,8 +365,16 @@ def _check_told(stream: Stream, stats: SequenceStats) -> None:
     assert (stream.start is not None) == (len(stream.tokens) > stream.num_resumed)
     assert stream.drafts == (stats.num_drafted_tokens, stats.num_accepted_tokens)
     if stream.start is not None:
-        for name in ("num_prompt_tokens", "queue_us", "prefill_us"):
+        for name in ("num_prompt_tokens", "num_cached_tokens", "queue_us", "prefill_us"):
             assert getattr(stream.start, name) == getattr(stats, name), name
+
+
+def prompt(num_tokens: int, fork: int = 0, family: int = 0) -> "array[int]":
+    """A prompt of a family that is like others of it up to token `fork`; 0 is to the end."""
+    return array(
+        "I",
+        (n + 100 * family + (1000 * fork if n > fork > 0 else 0) for n in range(1, num_tokens + 1)),
+    )
 
 
 def expected(seed: int, num_prompt: int, count: int) -> list[int]:

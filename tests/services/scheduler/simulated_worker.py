@@ -2,7 +2,9 @@
 
 It holds the plans of an epoch against the rules of the step protocol (rows, blocks, positions) and
 answers each with tokens that depend only on the sequence and the position, so that a stream can be
-compared with what an undisturbed run gives.
+compared with what an undisturbed run gives. Its cache holds, per slot, what KV depends on: all
+tokens up to there and the weights. A row is computed only if the slots before its first position
+hold its own tokens under the weights that it began with.
 """
 
 from array import array
@@ -10,6 +12,8 @@ from dataclasses import dataclass, field
 
 from services.scheduler.plan import Capacity, FinishCode, NewSequence, StepPlan, StepResult
 from shared.sampling import TokenLogprobs
+
+A_DRAFT, NOTHING = -1, -1
 
 
 def expected_token(seed: int, position: int) -> int:
@@ -28,6 +32,8 @@ class Row:
     num_drafts: int = 0
     num_accepted: int = 0
     last_step: int = 0
+    # What the slots of its tokens have to hold, as far as it was needed.
+    contents: list[int] = field(default_factory=list)
     is_over: bool = False
     is_full: bool = False
 
@@ -38,6 +44,13 @@ class SimulatedWorker:
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self.rows: dict[int, Row] = {}
+        # What was written to each slot of each block, as an index of `texts`, or a draft.
+        self.kv: dict[tuple[int, int], int] = {}
+        # All contents: the one before and the token, or the weights where nothing is before.
+        self.texts: list[tuple[int, int]] = []
+        self._places: dict[tuple[int, int], int] = {}
+        # Grows when the weights change; rows that run by then are still those of the old ones.
+        self.weights = 0
         self.step = 0
         self.end_at: dict[int, tuple[int, FinishCode]] = {}
         # Tokens per result of a row, for replay workers.
@@ -58,7 +71,12 @@ class SimulatedWorker:
             assert new.row not in self.rows, "row handed out before it came back"
             assert 0 <= new.row < self.capacity.num_rows
             tokens = [*new.prompt_token_ids, *new.output_token_ids]
-            self.rows[new.row] = Row(new, tokens, num_computed=new.num_computed_tokens)
+            self.rows[new.row] = Row(
+                new,
+                tokens,
+                num_computed=new.num_computed_tokens,
+                contents=[self._intern(NOTHING, self.weights)],
+            )
         self._check_plan(plan)
         result = self._compute(plan)
         for row in plan.freed_rows:
@@ -77,9 +95,14 @@ class SimulatedWorker:
             self.rows[row].blocks += plan.new_blocks[start : start + count]
             start += count
         assert start == len(plan.new_blocks)
-        used = [block for row in plan.rows for block in self.rows[row].blocks]
-        assert len(set(used)) == len(used), "two rows of one step share a block"
-        assert all(0 < block < self.capacity.num_blocks for block in used)
+        size = self.capacity.block_size_tokens
+        rows = [self.rows[number] for number in plan.rows]
+        tables = [(row.blocks, row.num_computed // size) for row in rows]
+        written = [block for blocks, first in tables for block in blocks[first:]]
+        shared = {block for blocks, first in tables for block in blocks[:first]}
+        assert all(0 < block < self.capacity.num_blocks for block in written)
+        assert len(set(written)) == len(written), "two rows of one step write to a block"
+        assert not set(written) & shared, "a row writes to a block that another one reads"
 
     def _compute(self, plan: StepPlan) -> StepResult:
         counts, tokens, codes = [], array("I"), []
@@ -123,21 +146,64 @@ class SimulatedWorker:
         room = len(row.blocks) * self.capacity.block_size_tokens
         num_known = min(scheduled, missing)
         assert row.num_computed + num_known <= room, "a position without a block"
+        self._check_kv(row)
         num_more = scheduled - num_known
         assert num_more <= self.capacity.num_speculative_tokens, "a token that nobody knows"
         drafted = self._placed(min(row.num_drafts, num_more), room - len(row.tokens))
         luck = expected_token(row.new.sampling.seed + 1, len(row.tokens))
         accepted = min(drafted, luck % (self.capacity.num_speculative_tokens + 2))
+        self._write_kv(row, num_known, drafted)
         row.num_computed += num_known + accepted
         row.num_accepted, row.num_drafts = accepted, 0
         self._note_drafts(drafted, accepted)
         if row.num_computed < len(row.tokens):
             return [], FinishCode.NONE
+        first = len(row.tokens)
         run, code = self._sample(row, self.run_length + accepted)
+        # Drafts that were kept are the tokens themselves.
+        for position in range(first, min(first + accepted, len(row.tokens))):
+            self.kv[self._slot(row, position)] = self._content(row, position)
         left = self._limit(row) - len(row.tokens) - 1
         wanted = min(self.capacity.num_speculative_tokens, left)
         row.num_drafts = self._placed(wanted, room - len(row.tokens) + 2)
         return run, code
+
+    def text(self, content: int) -> tuple[int, list[int]]:
+        """Weights and tokens of a content."""
+        before, token = self.texts[content]
+        tokens: list[int] = []
+        while before != NOTHING:
+            tokens.append(token)
+            before, token = self.texts[before]
+        return token, tokens[::-1]
+
+    def _intern(self, before: int, token: int) -> int:
+        place = self._places.setdefault((before, token), len(self.texts))
+        if place == len(self.texts):
+            self.texts.append((before, token))
+        return place
+
+    def _content(self, row: Row, position: int) -> int:
+        contents = row.contents
+        while len(contents) <= position + 1:
+            contents.append(self._intern(contents[-1], row.tokens[len(contents) - 1]))
+        return contents[position + 1]
+
+    def _slot(self, row: Row, position: int) -> tuple[int, int]:
+        size = self.capacity.block_size_tokens
+        return row.blocks[position // size], position % size
+
+    def _check_kv(self, row: Row) -> None:
+        for position in range(row.num_computed):
+            content = self._content(row, position)
+            assert self.kv.get(self._slot(row, position)) == content, "KV of something else"
+
+    def _write_kv(self, row: Row, num_known: int, num_drafts: int) -> None:
+        first = row.num_computed
+        for position in range(first, first + num_known):
+            self.kv[self._slot(row, position)] = self._content(row, position)
+        for position in range(first + num_known, first + num_known + num_drafts):
+            self.kv[self._slot(row, position)] = A_DRAFT
 
     def _placed(self, wanted: int, places: int) -> int:
         self.num_without_place += places < wanted

@@ -1,6 +1,6 @@
 """Counts, stations and times of one sequence."""
 
-from services.scheduler.sequence import SequenceState, find_nothing
+from services.scheduler.sequence import SequenceState
 from tests.services.scheduler.builders import sequence
 
 
@@ -35,7 +35,3 @@ def test_the_timeline_carries_request_and_trace() -> None:
     line = sequence(arrived_at=1.0).timeline(3.0)
     assert (line.request_id, line.traceparent) == ("r", "00-a-b-01")
     assert (line.arrived_at, line.planned_at, line.ended_at) == (1.0, None, 3.0)
-
-
-def test_without_a_prefix_cache_nothing_is_found() -> None:
-    assert find_nothing(sequence()) == []
