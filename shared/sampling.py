@@ -129,3 +129,8 @@ class LoadSnapshot:
     num_prefix_cache_queries_total: int = 0
     num_prefix_cache_hits_total: int = 0
     replicas: tuple[ReplicaLoad, ...] = ()
+    num_recomputed_tokens_total: int = 0
+    step_us_total: int = 0
+    step_idle_us_total: int = 0
+    gc_pause_us_total: int = 0
+    max_gc_pause_us: int = 0

@@ -23,6 +23,34 @@ _REPLICA_SERIES: Final = (
     ("num_total_blocks", "num_total_blocks", "KV blocks of the replica."),
     ("num_steps_total", "steps_total", "Steps, also those that only its world needed."),
 )
+# Field of `LoadSnapshot`, name of its series, what it tells, its unit in that of the series.
+_STEP_SERIES: Final = (
+    ("step_us_total", "step_seconds_total", "Time of steps, from plan to result.", 1e-6),
+    (
+        "step_idle_us_total",
+        "step_idle_seconds_total",
+        "Time between steps for which a device waited though there was work.",
+        1e-6,
+    ),
+    (
+        "num_recomputed_tokens_total",
+        "recomputed_tokens_total",
+        "Tokens of preempted or lost sequences that were computed once more.",
+        1,
+    ),
+    (
+        "gc_pause_us_total",
+        "scheduler_gc_pause_seconds_total",
+        "Time that collections of garbage took of the scheduler.",
+        1e-6,
+    ),
+    (
+        "max_gc_pause_us",
+        "scheduler_gc_pause_max_seconds",
+        "The longest of them.",
+        1e-6,
+    ),
+)
 
 
 class GatewayMetrics:
@@ -124,6 +152,8 @@ class GatewayMetrics:
             "Sequences that lost their blocks and were computed again.",
             source=lambda: load().num_preemptions_total,
         )
+        for field, series, text, unit in _STEP_SERIES:
+            gauge(f"glm_mesh:{series}", text, source=_scaled(load, field, unit))
         gauge(
             "vllm:spec_decode_num_drafts_total",
             "Rows of steps in which drafts were verified.",
@@ -148,6 +178,11 @@ class GatewayMetrics:
             "Draft tokens that were kept, by their place among the drafts of a step.",
             ("position",),
         )
+
+
+def _scaled(load: Callable[[], LoadSnapshot], field: str, unit: float) -> Callable[[], float]:
+    """What a scrape asks for: a field of the latest snapshot, in the unit of its series."""
+    return lambda: float(getattr(load(), field)) * unit
 
 
 def kv_usage(load: LoadSnapshot) -> float:

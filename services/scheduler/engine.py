@@ -6,10 +6,12 @@ it, or go on in another; if none stands after `worker_grace_s` they fail.
 """
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from services.scheduler.collector import Collector
 from services.scheduler.core import SchedulerCore
 from services.scheduler.draft_counts import DraftWatch
 from services.scheduler.epochs import EngineConfig, WorkerLink, World
@@ -62,7 +64,8 @@ class Engine:
         for links in worlds:
             first = sum(len(world.replicas) for world in self._worlds)
             self._worlds.append(World(core, links, first, config, self, clock))
-        self._load = core.load()
+        self._collector = Collector()
+        self._load = self._load_now()
         self._load_changed = asyncio.Event()
         self._drafts = DraftWatch()
 
@@ -124,7 +127,7 @@ class Engine:
     async def watch_load(self) -> AsyncIterator[LoadSnapshot]:
         """The state now, then each change, at most ten per second."""
         changed = self._load_changed
-        shown = self._core.load()
+        shown = self._load_now()
         yield shown
         while True:
             await changed.wait()
@@ -154,6 +157,13 @@ class Engine:
 
     async def run(self) -> None:
         """Serve until cancelled."""
+        self._collector.start()
+        try:
+            await self._run()
+        finally:
+            self._collector.stop()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_time())
             tasks.create_task(self._deliver())
@@ -174,13 +184,23 @@ class Engine:
             if self._lost_at is not None and now - self._lost_at >= self._config.worker_grace_s:
                 self._give_up(now)
             self._flush()
-            load = self._core.load()
+            load = self._load_now()
             if load != self._load:
                 self._load = load
                 self._drafts.look(load)
                 changed, self._load_changed = self._load_changed, asyncio.Event()
                 changed.set()
+            if not self._core.num_live or self._core.num_in_flight:
+                # Nothing to do, or not before the device is done.
+                self._collector.rest()
             await asyncio.sleep(TICK_S)
+
+    def _load_now(self) -> LoadSnapshot:
+        return dataclasses.replace(
+            self._core.load(),
+            gc_pause_us_total=round(self._collector.pause_s * 1e6),
+            max_gc_pause_us=round(self._collector.longest_s * 1e6),
+        )
 
     # -- what the worlds tell (epochs.EpochOwner) ------------------------------------------------
 

@@ -85,10 +85,15 @@ class Replica:
     def counters(self) -> LoadSnapshot:
         """Counters of all its epochs, and what it holds now."""
         batch = self.batch
+        past = dataclasses.replace(
+            self.past,
+            step_us_total=round(self.clock.busy_s * 1e6),
+            step_idle_us_total=round(self.clock.idle_s * 1e6),
+        )
         if batch is None:
-            return self.past
+            return past
         return dataclasses.replace(
-            add_counters(self.past, _counters(batch)),
+            add_counters(past, _counters(batch)),
             num_running=len(batch.running),
             num_free_blocks=batch.holdings.num_free_blocks,
             num_total_blocks=batch.holdings.num_total_blocks,
@@ -128,6 +133,9 @@ def add_counters(a: LoadSnapshot, b: LoadSnapshot) -> LoadSnapshot:
         num_prompt_tokens_total=a.num_prompt_tokens_total + b.num_prompt_tokens_total,
         num_output_tokens_total=a.num_output_tokens_total + b.num_output_tokens_total,
         num_preemptions_total=a.num_preemptions_total + b.num_preemptions_total,
+        num_recomputed_tokens_total=a.num_recomputed_tokens_total + b.num_recomputed_tokens_total,
+        step_us_total=a.step_us_total + b.step_us_total,
+        step_idle_us_total=a.step_idle_us_total + b.step_idle_us_total,
         is_worker_ready=a.is_worker_ready or b.is_worker_ready,
         num_cached_blocks=a.num_cached_blocks + b.num_cached_blocks,
         num_prefix_cache_queries_total=(
@@ -150,6 +158,7 @@ def _counters(batch: Batch) -> LoadSnapshot:
         num_preemptions_total=batch.num_preemptions,
         num_prefix_cache_queries_total=batch.cache.counts.num_queries,
         num_prefix_cache_hits_total=batch.cache.counts.num_hits,
+        num_recomputed_tokens_total=batch.num_recomputed_tokens,
         num_drafts_total=batch.drafts.num_drafts,
         num_drafted_tokens_total=batch.drafts.num_drafted_tokens,
         num_accepted_tokens_per_position=tuple(batch.drafts.per_position),

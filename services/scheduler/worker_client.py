@@ -182,6 +182,7 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
             failure=failure_from_proto(message.failure) if message.HasField("failure") else None,
             num_drafted_tokens=list(message.num_drafted_tokens),
             num_accepted_tokens=list(message.num_accepted_tokens),
+            wait_us=message.timings.wait_us,
         )
     except RequestError as error:
         raise WorkerContractError(f"step {message.step}: {error.message}") from None

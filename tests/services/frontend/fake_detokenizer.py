@@ -48,6 +48,8 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             is_worker_ready=True, max_model_len=8192, num_running=3, num_waiting=2,
             num_preemptions_total=7,
             num_free_blocks=75, num_total_blocks=100,
+            num_recomputed_tokens_total=90, step_us_total=4_000_000, step_idle_us_total=250_000,
+            gc_pause_us_total=1500, max_gc_pause_us=500,
         )  # fmt: skip
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None

@@ -397,3 +397,31 @@ def test_stats_tell_steps_and_times() -> None:
     stats = end_of(harness, 0).stats
     assert (stats.num_prompt_tokens, stats.num_output_tokens, stats.num_steps) == (10, 4, 6)
     assert (stats.queue_us, stats.prefill_us, stats.decode_us) == (0, 3000, 3000)
+
+
+@pytest.mark.parametrize(("window", "idle_us"), [(1, 3 * 5000), (2, 0)])
+def test_a_device_waits_between_steps_unless_a_plan_was_sent_ahead(
+    window: int, idle_us: int
+) -> None:
+    harness = Harness(capacity(), max_plans_in_flight=window)
+    harness.submit(Outlet(), [5], max_tokens=4)
+    while harness.live():
+        while harness.plan():
+            pass
+        harness.take_result()  # it took a millisecond
+        if window == 1:
+            harness.now += 0.005
+    load = harness.core.load()
+    assert load.step_us_total == pytest.approx(4000, abs=1)
+    assert load.step_idle_us_total == pytest.approx(idle_us, abs=1)
+
+
+def test_tokens_that_are_computed_once_more_are_counted() -> None:
+    harness = Harness(capacity())
+    harness.submit(Outlet(), [5], max_tokens=8)
+    for _ in range(3):
+        harness.step()
+    harness.lose_worker()
+    harness.open_epoch()
+    harness.run_to_end()
+    assert harness.core.load().num_recomputed_tokens_total == 8

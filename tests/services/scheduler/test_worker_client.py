@@ -231,6 +231,7 @@ def test_a_result_is_read_with_its_failures_and_logprobs() -> None:
         logprobs=logprobs_to_proto(logprobs),
         num_drafted_tokens=[3, 0],
         num_accepted_tokens=[2, 0],
+        timings=worker_pb2.StepTimings(wait_us=250),
     )
     failure = message.row_failures.add(row=2)
     failure.failure.reason = common_pb2.FAILURE_REASON_NUMERICAL_ERROR
@@ -241,6 +242,7 @@ def test_a_result_is_read_with_its_failures_and_logprobs() -> None:
     assert (result.num_drafted_tokens, result.num_accepted_tokens) == ([3, 0], [2, 0])
     assert result.row_failures[2].reason is FailureReason.NUMERICAL_ERROR
     assert result.failure is None
+    assert result.wait_us == 250
 
 
 def test_bytes_that_are_no_ids_break_the_contract() -> None:

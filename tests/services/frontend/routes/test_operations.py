@@ -37,6 +37,11 @@ async def test_metrics_are_prometheus_text_with_the_load(mesh: Mesh) -> None:
         "vllm:num_requests_waiting 2.0",
         "vllm:kv_cache_usage_perc 0.25",
         "vllm:num_preemptions_total 7.0",
+        "glm_mesh:recomputed_tokens_total 90.0",
+        "glm_mesh:step_seconds_total 4.0",
+        "glm_mesh:step_idle_seconds_total 0.25",
+        "glm_mesh:scheduler_gc_pause_seconds_total 0.0015",
+        "glm_mesh:scheduler_gc_pause_max_seconds 0.0005",
         'vllm:request_success_total{finished_reason="stop",model_name="nano"} 1.0',
         'vllm:generation_tokens_total{model_name="nano"} 4.0',
     ):

@@ -1,0 +1,69 @@
+"""Collections happen between steps, and their pauses are known."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from services.scheduler import collector
+from services.scheduler.collector import Collector
+
+
+@pytest.fixture
+def running() -> Iterator[Collector]:
+    found = Collector()
+    found.start()
+    yield found
+    found.stop()
+    gc.unfreeze()
+
+
+class Knot:
+    """Refers to itself: only a collection can take it."""
+
+    num_alive = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+        Knot.num_alive += 1
+
+    def __del__(self) -> None:
+        Knot.num_alive -= 1
+
+
+def test_steps_are_not_interrupted_by_old_objects(running: Collector) -> None:
+    before = [generation["collections"] for generation in gc.get_stats()]
+    kept = [[n] for n in range(200_000)]
+    after = [generation["collections"] for generation in gc.get_stats()]
+    assert len(kept) == 200_000
+    assert after[0] - before[0] <= 5, "the young ones only, and rarely"
+    assert after[1:] == before[1:]
+
+
+def test_what_is_due_is_collected_between_steps(
+    running: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = collector.time.monotonic()
+    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+    Knot()
+    running.rest()
+    assert Knot.num_alive == 1, "nothing is due yet"
+    now += 31.0
+    running.rest()
+    assert Knot.num_alive == 0
+
+
+def test_pauses_are_measured(running: Collector) -> None:
+    gc.collect()
+    gc.collect()
+    assert 0 < running.longest_s <= running.pause_s
+
+
+def test_the_process_gets_its_collector_back() -> None:
+    before = gc.get_threshold(), len(gc.callbacks)
+    found = Collector()
+    found.start()
+    assert gc.get_threshold() != before[0]
+    found.stop()
+    gc.unfreeze()
+    assert (gc.get_threshold(), len(gc.callbacks)) == before
