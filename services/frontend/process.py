@@ -23,7 +23,7 @@ from services.frontend.streams import StreamKeeper
 from shared.errors import ConfigError, FailureReason, RequestError
 from shared.glm.dialect import Dialect
 from shared.log import get_logger
-from shared.sides import ServiceSides, Work
+from shared.sides import ServiceSides, Work, freeze_heap
 
 READY_POLL_S: Final = 0.2
 GRPC_GRACE_S: Final = 2.0
@@ -129,6 +129,7 @@ async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:
         _logger.info("listening on http://%s:%d", settings.host, http.port)
         for beside in (sides.keep_ticking(), _tell_health(gateway, sides)):
             stack.callback(asyncio.create_task(beside).cancel)
+        freeze_heap()
         await stop.wait()
         await drain(gateway)
 

@@ -1,6 +1,7 @@
 """Start, drain and stop of the whole process."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.frontend.process import build_gateway, drain
+from services.frontend.process import build_gateway, drain, run
 from services.frontend.settings import FrontendSettings
 from shared.errors import CheckpointError, ConfigError
 from tests.services.frontend.conftest import MODEL_DIR, Mesh
@@ -50,6 +51,24 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones(mesh: Mes
     assert "[DONE]" in (await running).text
     async with asyncio.timeout(1):
         await draining
+
+
+async def test_the_collector_leaves_alone_what_lives_as_long_as_the_process(run_dir: Path) -> None:
+    settings = settings_with(
+        address=f"unix:{run_dir}/f.sock", detokenizer_address=f"unix:{run_dir}/d.sock"
+    )
+    stop = asyncio.Event()
+    gc.unfreeze()
+    serving = asyncio.create_task(run(settings, stop))
+    try:
+        async with asyncio.timeout(10):
+            while not gc.get_freeze_count():  # noqa: ASYNC110  # the collector tells nobody
+                await asyncio.sleep(0.01)
+        assert gc.get_freeze_count() > len(gc.get_objects())
+    finally:
+        gc.unfreeze()
+        stop.set()
+        await serving
 
 
 class TestDrainLimit:
