@@ -18,22 +18,33 @@ typedef struct {
     int count; /* valid rows; the rest repeat one of them and weigh nothing */
 } keys_t;
 
-/* The first bytes of a latent row are asked for while a tile before it is scored, the others while
- * that tile is summed up: memory must have work all the time. */
+/* Rows to ask memory for while a tile is worked on, as many as the tile has keys. A machine drops
+ * requests that come in bursts, so they are spread evenly: the first half of the rows while the tile
+ * is scored, the other half while it is summed up. */
 enum {
     LINE = 64,
     LATENT_BYTES = LATENT * sizeof(elem_t),
-#if GLM_AVX512 && defined(ELEM_BF16)
-    FIRST_BYTES = LATENT_BYTES / 2,
-#else
-    FIRST_BYTES = LATENT_BYTES,
-#endif
     PARTS = 4, /* of a row, while it is scored */
+#if GLM_AVX512 && defined(ELEM_BF16)
+    SCORED_BYTES = LATENT_BYTES / 2, /* asked for in each part: half a row for each key */
+    SUM_STEP = 64,                   /* columns that are summed up at once */
+    SUMMED_BYTES = LATENT_BYTES / (LATENT / SUM_STEP),
+#else
+    SCORED_BYTES = LATENT_BYTES,
+#endif
+    SCORED_PARTS = LATENT_BYTES / SCORED_BYTES, /* parts that ask for one row */
 };
 
 ALWAYS_INLINE void fetch(const elem_t *row, int from, int bytes) {
     const char *start = (const char *)row + from;
     for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(start + at, 0, 2);
+}
+
+/* What is asked for in one part of scoring the keys from `k`. */
+ALWAYS_INLINE void fetch_scoring(const keys_t *asked, int k, int part) {
+    const int row = (k + part) / SCORED_PARTS;
+    fetch(asked->latent[row], (k + part) % SCORED_PARTS * SCORED_BYTES, SCORED_BYTES);
+    fetch(asked->rope[k + part], 0, ROTARY * sizeof(elem_t));
 }
 
 /* Running softmax of DOT heads: the largest score and the sum of weights relative to it. */
@@ -56,7 +67,7 @@ ALWAYS_INLINE void begin(state_t *state) {
     begin_softmax(&state->softmax);
 }
 
-/* scores[i][k] for DOT heads and the DOT keys from `k`. `next`: rows to ask for, or NULL. Without
+/* scores[i][k] for DOT heads and the DOT keys from `k`. `asked`: rows to ask for, or NULL. Without
  * intrinsics a function of its own: two places that it was made part of might add up in different
  * orders. */
 #if GLM_AVX512
@@ -65,7 +76,7 @@ ALWAYS_INLINE
 static __attribute__((noinline))
 #endif
 void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope[DOT],
-                                      const keys_t *keys, int k, float scale, const keys_t *next,
+                                      const keys_t *keys, int k, float scale, const keys_t *asked,
                                       float scores[DOT][TILE]) {
     lanes_t sums[16];
     dot_clear(sums);
@@ -74,12 +85,10 @@ void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope
         for (int i = 0; i < DOT; i++) {
             queries[i] = query[i] + part * (LATENT / PARTS);
             rows[i] = keys->latent[k + i] + part * (LATENT / PARTS);
-            if (next)
-                fetch(next->latent[k + i], part * (FIRST_BYTES / PARTS), FIRST_BYTES / PARTS);
         }
+        if (asked) fetch_scoring(asked, k, part);
         dot_add(sums, queries, rows, LATENT / PARTS);
     }
-    for (int i = 0; next && i < DOT; i++) fetch(next->rope[k + i], 0, ROTARY * sizeof(elem_t));
     dot_add(sums, rope, keys->rope + k, ROTARY);
 #if GLM_AVX512
     __m512 totals = _mm512_mul_ps(dot_reduce(sums), _mm512_set1_ps(scale));
@@ -97,20 +106,18 @@ void score_keys_of_tile(const elem_t *const query[DOT], const elem_t *const rope
 
 #if GLM_AVX512 && defined(ELEM_BF16)
 /* Weights are rounded to bf16 (the totals use the rounded values) and two rows are taken at once.
- * `sum` keeps the order of interleave(). `next`: rows to ask for, or NULL. */
-ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
+ * `sum` keeps the order of interleave(). `asked`: rows to ask for, or NULL. */
+ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *asked,
                               const float factors[DOT], const elem_t weights[DOT][TILE]) {
-    enum { BEHIND = (LATENT_BYTES - FIRST_BYTES) / (LATENT / 64) };
-    int count = (keys->count + 1) / 2;
-    for (int at = 0; at < LATENT; at += 64) {
+    const int count = (keys->count + 1) / 2, scored = (keys->count + DOT - 1) / DOT * DOT / 2;
+    for (int at = 0; at < LATENT; at += SUM_STEP) {
         __m512 sums[DOT][4];
         for (int i = 0; i < DOT; i++)
             for (int c = 0; c < 4; c++)
                 sums[i][c] = _mm512_mul_ps(_mm512_load_ps(state->sum[i] + at + 16 * c),
                                            _mm512_set1_ps(factors[i]));
         for (int k = 0; k < count; k++) {
-            for (int i = 0; next && i < 2; i++)
-                fetch(next->latent[2 * k + i], FIRST_BYTES + at / 64 * BEHIND, BEHIND);
+            if (asked) fetch(asked->latent[scored + k], at / SUM_STEP * SUMMED_BYTES, SUMMED_BYTES);
             const elem_t *first = keys->latent[2 * k] + at, *second = keys->latent[2 * k + 1] + at;
             __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
             __m512i c = _mm512_loadu_si512(first + 32), d = _mm512_loadu_si512(second + 32);
@@ -137,9 +144,9 @@ ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
                    _mm512_mul_ps(_mm512_load_ps(sum + at + 16), factors), out + at, ~0u);
 }
 #else
-ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *next,
+ALWAYS_INLINE void accumulate(state_t *state, const keys_t *keys, const keys_t *asked,
                               const float factors[DOT], const elem_t weights[DOT][TILE]) {
-    (void)next; /* asked for already */
+    (void)asked; /* asked for already */
     for (int i = 0; i < DOT; i++)
         for (int at = 0; at < LATENT; at++) state->sum[i][at] *= factors[i];
     for (int k = 0; k < keys->count; k++) {
@@ -264,9 +271,25 @@ static walk_t walk_of(const lists_t *l, int64_t token) {
     return walk;
 }
 
+/* The same where the next TILE positions follow each other in a block, as they do in lists of all
+ * positions; returns whether they did. */
+ALWAYS_INLINE int next_rows_of_block(walk_t *walk, int64_t rows[TILE]) {
+    if (walk->end - walk->at < TILE) return 0;
+    const int32_t *positions = walk->positions + walk->at, first = positions[0];
+    if (first < 0 || first % BLOCK > BLOCK - TILE || first + TILE > walk->limit) return 0;
+    int32_t differs = 0;
+    for (int k = 0; k < TILE; k++) differs |= positions[k] ^ (first + k);
+    if (differs) return 0;
+    const int64_t row = row_of(walk->table, (uint32_t)first);
+    for (int k = 0; k < TILE; k++) rows[k] = row + k;
+    walk->at += TILE;
+    return 1;
+}
+
 /* Cache rows of the next TILE positions of a walk at most; returns how many, 0 at the list's end. */
 ALWAYS_INLINE int next_rows(walk_t *walk, int64_t rows[TILE]) {
     int count = 0;
+    if (next_rows_of_block(walk, rows)) return TILE;
     while (walk->at < walk->end && count < TILE) {
         int32_t position = walk->positions[walk->at++];
         if (position < 0) walk->end = 0;

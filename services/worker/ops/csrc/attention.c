@@ -1,63 +1,7 @@
 /* Attention of each token over its selected positions, on the cached latent rows themselves: a row
- * is read from memory once. */
+ * is read from memory once for MOST_GROUPS times DOT heads. */
 #include "attend_group.h"
-
-typedef struct {
-    lists_t lists;
-    const elem_t *query, *query_rope, *latent, *rope;
-    elem_t *out;
-} attention_t;
-
-static void next_keys(const attention_t *a, walk_t *walk, keys_t *keys) {
-    int64_t rows[TILE] = {0};
-    int count = keys->count = next_rows(walk, rows);
-    for (int k = 0; k < TILE; k++) {
-        int64_t row = rows[k < count ? k : 0];
-        keys->latent[k] = a->latent + row * LATENT;
-        keys->rope[k] = a->rope + row * ROTARY;
-    }
-}
-
-/* Queries of DOT heads; past the last one they repeat it. */
-ALWAYS_INLINE void find_queries(const attention_t *a, int64_t token, int64_t head,
-                                const elem_t *query[DOT], const elem_t *rope[DOT]) {
-    const int64_t heads = a->lists.heads;
-    for (int i = 0; i < DOT; i++) {
-        const int64_t row = token * heads + (head + i < heads ? head + i : heads - 1);
-        query[i] = a->query + row * LATENT;
-        rope[i] = a->query_rope + row * ROTARY;
-    }
-}
-
-/* One token, heads `head` to `head + DOT`. */
-static void attend(const attention_t *a, int64_t token, int64_t head) {
-    const elem_t *query[DOT], *rope[DOT];
-    find_queries(a, token, head, query, rope);
-    state_t state;
-    begin(&state);
-    walk_t walk = walk_of(&a->lists, token);
-    keys_t tiles[2]; /* the one at work and the one being fetched */
-    next_keys(a, &walk, &tiles[0]);
-    for (int turn = 0; tiles[turn].count > 0; turn ^= 1) {
-        float scores[DOT][TILE] __attribute__((aligned(64))), factors[DOT];
-        elem_t weights[DOT][TILE] __attribute__((aligned(64)));
-        keys_t *keys = &tiles[turn], *next = &tiles[turn ^ 1], first;
-        const keys_t *fetched = next;
-        next_keys(a, &walk, next);
-        if (next->count == 0) { /* the token after this one is likely next on this thread */
-            walk_t after = walk_of(&a->lists, token + 1);
-            next_keys(a, &after, &first);
-            fetched = &first;
-        }
-        /* Rows lie apart, so the hardware does not guess which come next. */
-        for (int k = 0; k < keys->count; k += DOT)
-            score_keys_of_tile(query, rope, keys, k, a->lists.scale, fetched, scores);
-        weigh_tile(&state.softmax, keys->count, scores, factors, weights);
-        accumulate(&state, keys, fetched, factors, weights);
-    }
-    write_heads(&state, a->lists.heads - head,
-                a->out + (token * a->lists.heads + head) * LATENT);
-}
+#include "attend_stream.h"
 
 /* Whether a list has every position before its limit, in order. */
 static int sees_all(const walk_t *walk) {
@@ -127,20 +71,39 @@ static void attend_group(const attention_t *a, int64_t token, int tokens, int64_
                     a->out + ((token + i) * a->lists.heads + head) * LATENT);
 }
 
+/* Tokens from `token` on, none at or past `last`, that are taken one by one. */
+static int64_t count_alone(const lists_t *l, int64_t token, int64_t last) {
+    int64_t count = 1;
+    while (token + count < last && count_group(l, token + count, last) == 1) count++;
+    return count;
+}
+
+/* Items are (token, some heads). */
 static void attend_items(const void *context, int64_t first, int64_t last) {
     const attention_t *a = context;
-    const int64_t groups = (a->lists.heads + DOT - 1) / DOT;
+    const int64_t parts = a->parts;
     for (int64_t item = first; item < last;) {
-        const int64_t token = item / groups;
-        const int64_t tokens = item % groups ? 1 : count_group(&a->lists, token, last / groups);
+        const int64_t token = item / parts, end = last / parts; /* whole tokens end there */
+        const int64_t tokens = item % parts ? 1 : count_group(&a->lists, token, end);
         if (tokens > 1) {
             for (int64_t head = 0; head < a->lists.heads; head += DOT)
                 attend_group(a, token, (int)tokens, head);
-            item += tokens * groups;
+            item += tokens * parts;
         } else {
-            attend(a, token, item++ % groups * DOT);
+            const int64_t after = (token + count_alone(&a->lists, token, end)) * parts;
+            attend_alone(a, item, after < last ? after : last);
+            item = after;
         }
     }
+}
+
+/* Items that one thread takes at once: neighbours, since tokens of a sequence share their keys, and
+ * where each has its own, the next one's are asked for meanwhile. */
+static int64_t count_together(const attention_t *a, int64_t items) {
+    enum { SHARES = 4, MOST = 16 }; /* shares of each thread, so that none waits long for another */
+    if (a->lists.paged.tokens > 2 * a->lists.paged.sequences) return GROUP * a->parts;
+    const int64_t share = items / (SHARES * glm_num_threads());
+    return share < 1 ? 1 : (share < MOST ? share : MOST);
 }
 
 int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, int64_t max_blocks,
@@ -150,16 +113,10 @@ int KERNEL(sparse_attention)(int64_t tokens, int64_t heads, int64_t sequences, i
                              const int32_t *lens, const int32_t *blocks, elem_t *out) {
     attention_t a = {{{tokens, sequences, max_blocks, num_blocks, ends, lens, blocks},
                       positions, heads, width, is_causal, (float)scale},
-                     query, query_rope, latent, rope, out};
+                     query, query_rope, latent, rope, out, count_parts(heads)};
     if (!is_in_range(&a.lists.paged)) return OUT_OF_RANGE;
-    int64_t items = tokens * ((heads + DOT - 1) / DOT);
-    if (count_rows_read(&a.lists) < PARALLEL_ROWS) {
-        glm_run(items, items, attend_items, &a);
-        return OK;
-    }
-    /* Neighbours stay on one thread: tokens of a sequence share their keys, and where each has its
-     * own, the thread has fetched the next one's rows. */
-    int64_t alone = items < 32 ? 1 : 4, together = GROUP * items / (tokens > 0 ? tokens : 1);
-    glm_run(items, tokens > 2 * sequences ? together : alone, attend_items, &a);
+    const int64_t items = tokens * a.parts;
+    const int is_small = count_rows_read(&a.lists) < PARALLEL_ROWS;
+    glm_run(items, is_small ? items : count_together(&a, items), attend_items, &a);
     return OK;
 }

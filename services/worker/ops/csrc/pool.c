@@ -93,6 +93,8 @@ int glm_set_num_threads(int64_t count) {
     return 0;
 }
 
+int64_t glm_num_threads(void) { return atomic_load(&pool.limit) + 1; }
+
 void glm_run(int64_t count, int64_t chunk, range_fn body, const void *context) {
     if (count <= chunk || atomic_load(&pool.limit) == 0) {
         if (count > 0) body(context, 0, count);
