@@ -10,7 +10,15 @@ from services.frontend.documentation import describe
 from services.frontend.errors import ApiError
 from services.frontend.gateway import Gateway
 from services.frontend.middleware import Door, error_response
-from services.frontend.routes import chat, completions, models, operations, responses, tokenize
+from services.frontend.routes import (
+    chat,
+    completions,
+    messages,
+    models,
+    operations,
+    responses,
+    tokenize,
+)
 from shared.admin import software_version
 
 
@@ -20,7 +28,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
     )
-    for room in (chat, completions, responses, models, tokenize, operations):
+    for room in (chat, completions, responses, messages, models, tokenize, operations):
         app.include_router(room.router(gateway))
     keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)
     app.add_middleware(Door, keys=keys, metrics=gateway.metrics)
@@ -40,11 +48,14 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     }
     message, code = texts.get(error.status_code, (str(error.detail), None))
     return error_response(
-        ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
+        ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})),
+        request.scope,
     )
 
 
 async def _answer_validation(request: Request, error: Exception) -> Response:
     """No handler lets the framework validate; should one ever, the answer is a 400 all the same."""
     assert isinstance(error, RequestValidationError)
-    return error_response(ApiError(400, "The request is not valid.", code="invalid_value"))
+    return error_response(
+        ApiError(400, "The request is not valid.", code="invalid_value"), request.scope
+    )

@@ -39,8 +39,11 @@ class ApiKeys:
 
 
 def _bearer_token(scope: Scope) -> bytes | None:
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    headers = dict(reversed(scope["headers"]))  # the first of a name counts
+    header, own = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"").strip()
     scheme, _, token = header.partition(b" ")
+    if not header and own:  # as the Messages API sends it
+        return bytes(own)
     return token.strip() if scheme.lower() == b"bearer" and token.strip() else None
 
 

@@ -10,11 +10,13 @@ from pydantic.json_schema import models_json_schema
 from services.frontend.schemas.answers import (
     ChatCompletion,
     ErrorAnswer,
+    Message,
     ResponseObject,
     TextCompletion,
 )
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
+from services.frontend.schemas.messages import CountTokensRequest, MessagesRequest
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -27,6 +29,9 @@ _DESCRIBED: tuple[type[BaseModel], ...] = (
     TextCompletion,
     ResponsesRequest,
     ResponseObject,
+    MessagesRequest,
+    CountTokensRequest,
+    Message,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -43,9 +48,11 @@ _MEANINGS = {
 }
 
 
-def error_docs(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_docs(
+    *statuses: int, model: type[BaseModel] = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
     """Descriptions of answers that are no success."""
-    return {status: {"model": ErrorAnswer, "description": _MEANINGS[status]} for status in statuses}
+    return {status: {"model": model, "description": _MEANINGS[status]} for status in statuses}
 
 
 def body_docs(model: type[BaseModel]) -> dict[str, Any]:
@@ -54,8 +61,11 @@ def body_docs(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def generation_docs(body: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+def generation_docs(
+    body: type[BaseModel], answer: type[BaseModel], *, error: type[BaseModel] = ErrorAnswer
+) -> dict[str, Any]:
     """Description of an endpoint that generates."""
+    errors = error_docs(400, 401, 404, 408, 413, 429, 500, 503, 504, model=error)
     success = {
         "description": "JSON, or events with `stream: true`.",
         "content": {
@@ -67,7 +77,7 @@ def generation_docs(body: type[BaseModel], answer: type[BaseModel]) -> dict[str,
         },
     }
     return {
-        "responses": {200: success, **error_docs(400, 401, 404, 408, 413, 429, 500, 503, 504)},
+        "responses": {200: success, **errors},
         "response_class": Response,
         "openapi_extra": body_docs(body),
     }

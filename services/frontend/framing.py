@@ -87,11 +87,10 @@ CHUNKS: Final = ChunkFraming()
 
 def message_error(error: ApiError, request_id: str = "") -> bytes:
     """An error as the Messages API writes it."""
-    kind = _MESSAGE_TYPES.get(error.status, "api_error")
-    document: dict[str, Any] = {
-        "type": "error",
-        "error": {"type": kind, "message": error.message},
-    }
+    kind, message = _MESSAGE_TYPES.get(error.status, "api_error"), error.message
+    if error.code == "context_length_exceeded":  # by these words agents know to shorten
+        message = f"prompt is too long: {message}"
+    document: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
     if request_id:
         document["request_id"] = request_id
     return _encode(document)

@@ -13,12 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.auth import ApiKeys
 from services.frontend.errors import ApiError, from_request_error
+from services.frontend.framing import message_error
 from services.frontend.metrics import GatewayMetrics
-from services.frontend.visit import Visit
+from services.frontend.visit import Visit, visit_of
 from shared.errors import RequestError
 from shared.log import get_logger
 
 GUARDED: Final = "/v1"
+MESSAGES: Final = "/v1/messages"
 _CLIENT_CLOSED: Final = 499
 
 _logger = get_logger(__name__)
@@ -39,7 +41,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         visit = Visit(scope)
-        marked = _marking(visit, send)
+        marked = _marking(visit, send, is_message=is_message_path(scope["path"]))
         is_api = scope["path"] == GUARDED or scope["path"].startswith(GUARDED + "/")
         try:
             with visit.cleanup:
@@ -65,7 +67,7 @@ class Door:
             # Too late for an answer: an incomplete response makes the server close the connection.
             _logger.warning("answer broken off: %s", answer.message, extra=_ids_of(visit))
             return
-        await error_response(answer)(scope, receive, send)
+        await error_response(answer, scope)(scope, receive, send)
 
     def _as_api_error(self, error: Exception, visit: Visit) -> ApiError:
         if isinstance(error, ApiError):
@@ -104,15 +106,18 @@ class Door:
             )
 
 
-def _marking(visit: Visit, send: Send) -> Send:
+def _marking(visit: Visit, send: Send, *, is_message: bool) -> Send:
     """A `send` that adds the request's id and notes how far the answer is."""
 
     async def send_marked(message: Message) -> None:
         if message["type"] == "http.response.start":
             visit.status = message["status"]
+            name = visit.request_id.encode()
+            # The Messages API calls it by another name.
             message["headers"] = [
                 *message.get("headers", ()),
-                (b"x-request-id", visit.request_id.encode()),
+                (b"x-request-id", name),
+                *(((b"request-id", name),) if is_message else ()),
             ]
         elif not message.get("more_body", False):
             visit.is_complete = True
@@ -121,11 +126,17 @@ def _marking(visit: Visit, send: Send) -> Send:
     return send_marked
 
 
-def error_response(error: ApiError) -> Response:
-    """The envelope as a response."""
-    return Response(
-        error.body(), error.status, headers=error.headers, media_type="application/json"
-    )
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The envelope as a response, in the shape of the protocol that was asked."""
+    body = error.body()
+    if is_message_path(scope.get("path", "")):
+        body = message_error(error, visit_of(scope).request_id)
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
+
+
+def is_message_path(path: str) -> bool:
+    """Whether a path belongs to the Messages API."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def _ids_of(visit: Visit) -> dict[str, str]:

@@ -134,6 +134,49 @@ class DeletedResponse(Answer):
     deleted: Literal[True]
 
 
+class MessageErrorFields(Answer):
+    """What went wrong, in the Messages API's words."""
+
+    type: str = Field(description="invalid_request_error, rate_limit_error, api_error, ...")
+    message: str
+
+
+class MessageError(Answer):
+    """The body of answers of /v1/messages that are no success."""
+
+    type: Literal["error"]
+    error: MessageErrorFields
+    request_id: str
+
+
+class MessageUsage(Answer):
+    """Token counts; cached tokens are not among the input tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class Message(Answer):
+    """A whole answer as content blocks."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]] = Field(description="thinking, text and tool_use blocks.")
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Answer):
+    """Size of a conversation."""
+
+    input_tokens: int
+
+
 class Model(Answer):
     """A served name."""
 

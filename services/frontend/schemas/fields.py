@@ -30,16 +30,16 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
 
-def _check_stop(value: object) -> object:
-    """One string or a list of them, as a list."""
+def check_stops(value: object, limit: int) -> object:
+    """One string or a list of at most `limit` of them, as a list."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
         raise PydanticCustomError("invalid_type", "expected a string or an array of strings")
-    if len(stops) > MAX_STOP_STRINGS:
+    if len(stops) > limit:
         raise PydanticCustomError(
             "array_above_max_length",
             "expected at most {limit} strings, got {count}",
-            {"limit": MAX_STOP_STRINGS, "count": len(stops)},
+            {"limit": limit, "count": len(stops)},
         )
     for stop in stops:
         if isinstance(stop, str) and not 0 < len(stop.encode("utf-8", "replace")) <= MAX_STOP_BYTES:
@@ -51,7 +51,7 @@ def _check_stop(value: object) -> object:
 
 Stop = Annotated[
     list[str],
-    BeforeValidator(_check_stop),
+    BeforeValidator(lambda value: check_stops(value, MAX_STOP_STRINGS)),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 

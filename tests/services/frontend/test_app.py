@@ -17,7 +17,7 @@ def test_all_endpoints_are_there(lone_gateway: Gateway) -> None:
     assert paths == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id}",
         "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
-        "/v1/responses/{response_id}/input_items",
+        "/v1/responses/{response_id}/input_items", "/v1/messages", "/v1/messages/count_tokens",
         "/tokenize", "/detokenize", "/health", "/ping", "/version", "/metrics",
     }  # fmt: skip
 

@@ -1,0 +1,214 @@
+"""A messages body to a `Submission`: its turns become a chat, the answer keeps its own shape."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from services.frontend.bodies import Body
+from services.frontend.chat_plan import conversation_of, plan_conversation
+from services.frontend.conversation import tool_choice_of
+from services.frontend.errors import ApiError, invalid, unsupported
+from services.frontend.fields import MESSAGES_NOT_SERVED, sort_extra
+from services.frontend.framing import MessageFraming
+from services.frontend.gateway import Gateway
+from services.frontend.message_turns import check_block_types, messages_of
+from services.frontend.render import NO_LIMIT
+from services.frontend.response_items import ChatMessages, renamed
+from services.frontend.response_plan import response_format_of
+from services.frontend.schemas.chat import ChatRequest
+from services.frontend.schemas.fields import RequestFields
+from services.frontend.schemas.messages import CountTokensRequest, MessagesRequest
+from services.frontend.serving import Plan
+from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.validation import parse
+from services.frontend.visit import Visit
+
+ID_PREFIX: Final = "msg_"
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_NAMES: Final = {
+    "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "tools": "tools",
+}
+# What assistants' blocks hold when a client sends them back as they came.
+_BLOCK_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
+    "citations": ([],),
+    "caller": ({"type": "direct"},),
+}
+_TOOL_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
+    "allowed_callers": (["direct"], []),
+    "eager_input_streaming": (True, False),  # arguments are streamed as they come
+}
+
+
+async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
+    """The whole way from a body to a submission."""
+    check_block_types(body.value.get("messages"))
+    request = parse(MessagesRequest, body.value)
+    unknown = sort_extra(request, {**MESSAGES_NOT_SERVED, "cache_control": _cache_hints(body)})
+    unknown += _check(request)
+    raw, chat, left_out = _chat_body(request, body.value)
+    raw["max_completion_tokens"] = request.max_tokens
+    try:
+        plan = await plan_conversation(
+            gateway,
+            parse(ChatRequest, raw),
+            Body(raw, body.num_bytes),
+            visit,
+            id_prefix=ID_PREFIX,
+            adapt=lambda output: _adapted(output, request),
+        )
+    except ApiError as error:
+        raise renamed(error, chat.origins, _NAMES) from None
+    return dataclasses.replace(
+        plan,
+        unknown_fields=unknown + left_out + plan.unknown_fields,
+        framing=MessageFraming(),
+    )
+
+
+async def count_tokens(gateway: Gateway, body: Body) -> int:
+    """How many tokens a conversation has, as the model would see it."""
+    check_block_types(body.value.get("messages"))
+    request = parse(CountTokensRequest, body.value)
+    gateway.check_model(request.model)
+    _check(request)
+    raw, chat, _ = _chat_body(request, body.value)
+    try:
+        parsed = parse(ChatRequest, raw)
+        tool_choice_of(parsed, has_parser=True)
+        conversation, _ = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
+    except ApiError as error:
+        raise renamed(error, chat.origins, _NAMES) from None
+    prompt = await gateway.renderer.render_chat(
+        conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
+    )
+    return len(prompt.token_ids)
+
+
+def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:
+    """Refuse what only this protocol has; the paths of unknown fields."""
+    unknown: list[str] = []
+    parts: tuple[tuple[str, BaseModel | None], ...] = (
+        ("tool_choice", request.tool_choice),
+        ("thinking", request.thinking),
+        ("output_config", request.output_config),
+    )
+    for name, part in parts:
+        unknown += sort_extra(part, {}, f"{name}.")
+    for i, tool in enumerate(request.tools or ()):
+        if tool.defer_loading:
+            raise unsupported(f"tools[{i}].defer_loading", "tools cannot be searched here")
+        unknown += sort_extra(tool, _TOOL_EXTRAS, f"tools[{i}].")
+    for i, message in enumerate(request.messages):
+        unknown += sort_extra(message, {}, f"messages[{i}].")
+        blocks = message.content if isinstance(message.content, list) else ()
+        for j, block in enumerate(blocks):
+            unknown += sort_extra(block, _BLOCK_EXTRAS, f"messages[{i}].content[{j}].")
+    choice, thinking = request.tool_choice, request.thinking
+    if choice is not None and (choice.type == "tool") != (choice.name is not None):
+        raise invalid(
+            "Invalid 'tool_choice.name': it stands with the type 'tool', and only there.",
+            "tool_choice.name",
+        )
+    if thinking is not None and thinking.budget_tokens is not None:
+        _check_budget(request, thinking.type, thinking.budget_tokens)
+    return unknown
+
+
+def _check_budget(
+    request: MessagesRequest | CountTokensRequest, kind: str, num_tokens: int
+) -> None:
+    path = "thinking.budget_tokens"
+    if kind != "enabled":
+        raise invalid(f"Invalid '{path}': it needs 'thinking.type': 'enabled'.", path)
+    if isinstance(request, MessagesRequest) and num_tokens >= request.max_tokens:
+        raise invalid(
+            f"Invalid '{path}': {num_tokens} is not less than 'max_tokens' ({request.max_tokens}).",
+            path,
+        )
+
+
+def _chat_body(
+    request: MessagesRequest | CountTokensRequest, raw: Mapping[str, Any]
+) -> tuple[dict[str, Any], ChatMessages, list[str]]:
+    """The request in the form of a chat body, its messages, and what was left out."""
+    names = [name for name in RequestFields.model_fields if name not in ("metadata", "stop")]
+    made = {
+        name: raw[name]
+        for name in (*names, "chat_template_kwargs")
+        if raw.get(name) is not None and name in type(request).model_fields
+    }
+    labels = {name: value for name, value in (raw.get("metadata") or {}).items() if value}
+    if labels:
+        made["metadata"] = labels
+    chat, left_out = messages_of(raw["messages"], raw.get("system"))
+    made["messages"] = chat.messages
+    if request.messages[-1].role == "assistant":
+        made |= {"continue_final_message": True, "add_generation_prompt": False}
+    made |= _thinking(request)
+    if request.output_config and request.output_config.format is not None:
+        made["response_format"] = response_format_of(
+            {"name": "answer", **request.output_config.format}
+        )
+    if raw.get("tools"):
+        made["tools"] = [_chat_tool(tool) for tool in raw["tools"]]
+    return made | _tool_choice(request), chat, left_out
+
+
+def _thinking(request: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
+    thinking, made = request.thinking, dict[str, Any]()
+    if request.output_config and request.output_config.effort is not None:
+        made["reasoning_effort"] = request.output_config.effort
+    if thinking is None:
+        return made
+    if thinking.type == "disabled":
+        made["reasoning_effort"] = "none"
+    elif thinking.type == "enabled":
+        made["thinking"] = {"type": "enabled"}
+        made["thinking_token_budget"] = thinking.budget_tokens
+    if thinking.display == "omitted":
+        made["include_reasoning"] = False
+    return made
+
+
+def _tool_choice(request: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
+    choice = request.tool_choice
+    if choice is None:
+        return {}
+    made: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use is not None:
+        made["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        made["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        made["tool_choice"] = _CHOICES[choice.type]
+    return made
+
+
+def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"]}
+    for name, own in (("description", "description"), ("parameters", "input_schema")):
+        if tool.get(own) is not None:
+            function[name] = tool[own]
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def _adapted(output: OutputPlan, request: MessagesRequest) -> OutputPlan:
+    return dataclasses.replace(
+        output,
+        object_kind=ObjectKind.MESSAGE,
+        stop=tuple(request.stop_sequences or ()) + tuple(request.stop or ()),
+    )
+
+
+def _cache_hints(body: Body) -> tuple[object, ...]:
+    """Prefixes are cached without being asked: any hint about it asks for nothing."""
+    hint = body.value.get("cache_control")
+    return (hint,) if isinstance(hint, dict) else ()
