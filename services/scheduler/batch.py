@@ -125,6 +125,12 @@ class Batch:
             self._admit(builder, budget, now)
         return self._issue(builder) if builder.sequences else None
 
+    @property
+    def is_left_over(self) -> bool:
+        """Whether the worker still holds rows that ended, and no plan comes that would say so."""
+        is_idle = not (self.running or self._in_flight or len(self._waiting))
+        return is_idle and self.holdings.has_ended_rows
+
     def plan_nothing(self) -> StepPlan:
         """A plan without rows, for a step that only the others of a world need."""
         return self._issue(PlanBuilder(self._next_step, [], 1))

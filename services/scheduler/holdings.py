@@ -42,6 +42,11 @@ class Holdings:
         """Whether a sequence can be given a row."""
         return bool(self._free_rows)
 
+    @property
+    def has_ended_rows(self) -> bool:
+        """Whether there are rows that the next plan announces as freed."""
+        return bool(self._unannounced_rows)
+
     def take_row(self) -> int:
         """Hand out a row."""
         return self._free_rows.pop()

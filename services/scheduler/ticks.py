@@ -12,7 +12,12 @@ from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractErro
 
 
 def plan_step(
-    core: SchedulerCore, first: int, capacities: Sequence[Capacity], now: float
+    core: SchedulerCore,
+    first: int,
+    capacities: Sequence[Capacity],
+    now: float,
+    *,
+    is_sweep: bool = False,
 ) -> list[StepPlan] | None:
     """The plans of the next step of a world, None when there is none to make now.
 
@@ -21,16 +26,23 @@ def plan_step(
         first: Number of the world's first replica.
         capacities: Of its replicas.
         now: Seconds.
+        is_sweep: A step without rows will do, to tell a worker which of its rows have ended.
     """
-    if len(capacities) == 1:
-        plan = core.plan(now, first)
-        return None if plan is None else [plan]
-    found = [core.plan(now, first + place) for place in range(len(capacities))]
-    if not any(found):
+    replicas = range(first, first + len(capacities))
+    found = [core.plan(now, replica) for replica in replicas]
+    if not any(found) and not (is_sweep and needs_sweep(core, replicas)):
         return None
-    plans = [plan or core.plan_nothing(first + place) for place, plan in enumerate(found)]
+    plans = [plan or core.plan_nothing(r) for r, plan in zip(replicas, found, strict=True)]
+    if len(plans) == 1:
+        return plans
     tick = make_tick(plans, capacities[0])
     return [dataclasses.replace(plan, tick=tick) for plan in plans]
+
+
+def needs_sweep(core: SchedulerCore, replicas: Sequence[int]) -> bool:
+    """Whether a world rests while one of its workers holds rows that have ended."""
+    is_resting = not any(core.num_in_flight_at(r) or core.num_live_at(r) for r in replicas)
+    return is_resting and any(map(core.is_left_over_at, replicas))
 
 
 def make_tick(plans: Sequence[StepPlan], capacity: Capacity) -> Tick:

@@ -85,7 +85,8 @@ class SimulatedWorker:
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert len(set(plan.rows)) == len(plan.rows)
-        assert plan.rows or plan.tick is not None, "nobody else waits for a plan without rows"
+        is_news = bool(plan.rows or plan.freed_rows or plan.tick)
+        assert is_news, "nobody else waits for a plan without rows"
         assert len(plan.rows) <= self.capacity.max_num_seqs
         assert sum(plan.num_scheduled_tokens) <= self.capacity.max_num_batched_tokens
         assert min(plan.num_scheduled_tokens, default=1) >= 1

@@ -43,6 +43,24 @@ async def test_requests_are_spread_over_replicas_and_run_to_their_end(
         assert not is_joint or steps[0] == steps[1]
 
 
+@pytest.mark.parametrize("is_joint", [False, True])
+async def test_workers_at_rest_hold_no_row_of_a_client_that_left(is_joint: bool) -> None:
+    links = world() if is_joint else [Link()]
+    async with Bench(links=links, is_joint=is_joint) as bench:
+        bench.link.gate.clear()
+        client = bench.client()
+        client.submit(0)
+        await asyncio.sleep(0.05)
+        bench.engine.close_outlet(client.outlet)
+        bench.link.gate.set()
+        await asyncio.sleep(0.3)
+        worker = links[0].sessions[0].worker
+        assert not worker.rows
+        num_steps = worker.step
+        await asyncio.sleep(0.3)
+        assert worker.step == num_steps, "once said is enough"
+
+
 async def test_a_replica_that_waits_does_not_hold_up_the_other() -> None:
     async with Bench(links=replicas()) as bench:
         await asyncio.sleep(0)

@@ -7,7 +7,8 @@ from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractError
-from services.scheduler.ticks import check_world, make_tick, plan_step
+from services.scheduler.ticks import check_world, make_tick, needs_sweep, plan_step
+from shared.endings import AbortReason
 from tests.services.scheduler.builders import capacity, entry, submission
 from tests.services.scheduler.harness import Harness
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -60,6 +61,36 @@ def test_every_replica_gets_a_plan_each_tick_and_all_ticks_are_alike(num_drafts:
 def test_a_world_without_work_makes_no_tick() -> None:
     capacities = world()
     assert plan_step(start(capacities), 0, capacities, 0.0) is None
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_sweep_tells_workers_at_rest_which_rows_ended(num_replicas: int) -> None:
+    capacities = world() if num_replicas == 2 else [capacity()]
+    core = start(capacities)
+    outlet = Outlet()
+    core.submit(submission(entry(stream_id=1)), outlet, 0.0)
+    workers = [SimulatedWorker(one) for one in capacities]
+
+    def step(plans: list[StepPlan] | None) -> list[StepPlan]:
+        assert plans
+        for replica, (worker, plan) in enumerate(zip(workers, plans, strict=True)):
+            core.take_result(worker.run(plan), 0.0, replica)
+        return plans
+
+    def sweep() -> list[StepPlan] | None:
+        return plan_step(core, 0, capacities, 0.0, is_sweep=True)
+
+    started = step(plan_step(core, 0, capacities, 0.0))
+    assert not needs_sweep(core, range(num_replicas)), "it runs"
+    core.abort(outlet, 1, AbortReason.CANCELLED, 0, 0.0)
+    assert workers[0].rows
+    assert needs_sweep(core, range(num_replicas))
+    assert plan_step(core, 0, capacities, 0.0) is None, "only when a sweep is due"
+    plans = step(sweep())
+    assert plans[0].freed_rows == started[0].rows
+    assert not any(worker.rows for worker in workers)
+    assert sweep() is None, "there is nothing left to say"
+    core.check()
 
 
 def test_a_window_of_two_holds_two_ticks() -> None:
