@@ -14,6 +14,7 @@ PURE_MODULES = {
     "services/scheduler": (
         *("sequence", "block_pool", "core", "plan", "batch", "results", "admission", "waiting"),
         *("placement", "replica", "ticks", "deadlines", "limits"),
+        *("policy", "fairness", "throttle", "passing", "pace", "backlog", "placer", "plan_builder"),
         *("block_hashes", "prefix_cache", "cache_events", "naming"),
     ),
     "services/detokenizer": (

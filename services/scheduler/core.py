@@ -24,12 +24,11 @@ from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.pace import QueuePace
-from services.scheduler.passing import Passing
-from services.scheduler.placement import choose_replica
+from services.scheduler.placer import Placer
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
 from services.scheduler.policy import Policy
 from services.scheduler.prefix_cache import PrefixCache
-from services.scheduler.replica import Replica, add_counters, blocks_to_start, check_alike
+from services.scheduler.replica import Replica, add_counters, check_alike
 from services.scheduler.sequence import NOWHERE, Request, Sequence, SequenceState
 from services.scheduler.waiting import WaitingQueue
 from shared.endings import AbortReason, FinishReason
@@ -37,8 +36,6 @@ from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 
 MAX_LOSSES = 2
-# So many that wait are looked at when a replica has room: the next one, and those that may pass it.
-MAX_PLACEABLE = 8
 
 _FINISH_REASONS = {
     FinishCode.EOS: FinishReason.STOP,
@@ -68,6 +65,7 @@ class SchedulerCore:
             Replica(self._waiting if is_single else WaitingQueue(self._policy))
             for _ in range(num_replicas)
         ]
+        self._placer = Placer(self._waiting, self._replicas)
         self._pace = QueuePace()
         # A single replica has nothing to choose: all that waits is placed.
         self._unplaced = 0 if is_single else NOWHERE
@@ -235,7 +233,7 @@ class SchedulerCore:
         if batch is None:
             return None
         if self._unplaced == NOWHERE:
-            self._place(now)
+            self._placer.place(replica, now)
         return batch.plan(now)
 
     def plan_nothing(self, replica: int) -> StepPlan:
@@ -249,30 +247,6 @@ class SchedulerCore:
         batch = self._replicas[replica].batch
         assert batch is not None, "a result outside an epoch"
         batch.take_result(result, now)
-
-    def _place(self, now: float) -> None:
-        """Give what waits to replicas that have room, in the order of the queue."""
-        placed = 1
-        while placed and len(self._waiting):
-            placed = 0
-            passing = Passing()
-            for sequence in self._waiting.candidates(now, MAX_PLACEABLE):
-                placed += self._place_one(sequence, passing, now)
-
-    def _place_one(self, sequence: Sequence, passing: Passing, now: float) -> bool:
-        assert self._limits is not None
-        needed = blocks_to_start(sequence, self._limits)
-        number = None
-        if passing.allows(needed):
-            number = choose_replica([replica.work() for replica in self._replicas], needed)
-        if number is None:
-            passing.stop(sequence, needed)
-            return False
-        passing.note(needed)
-        self._waiting.take(sequence, now)
-        sequence.replica = number
-        self._replicas[number].waiting.add(sequence, now)
-        return True
 
     # -- the prefix caches -------------------------------------------------------------------
 
