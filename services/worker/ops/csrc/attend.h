@@ -10,6 +10,7 @@
 #include "dot.h"
 #include "pairs.h"
 #include "paged.h"
+#include "vector.h"
 
 enum { LATENT = 512, ROTARY = 64, TILE = 64, PARALLEL_ROWS = 512 };
 
@@ -165,27 +166,6 @@ ALWAYS_INLINE void finish(const float *sum, float factor, elem_t *out) {
 #endif
 
 #if GLM_AVX512
-/* fast_exp() of 16 numbers. */
-ALWAYS_INLINE __m512 fast_exps(__m512 x) {
-    /* The second operand is the result where one is no number. */
-    x = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
-    const __m512 big = _mm512_set1_ps(12582912.0f);
-    __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504f), big);
-    __m512 n = _mm512_sub_ps(shifted, big);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    __m512i scale = _mm512_add_epi32(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23),
-                                     _mm512_set1_epi32(0x3f800000));
-    return _mm512_mul_ps(p, _mm512_castsi512_ps(scale));
-}
-
 ALWAYS_INLINE float largest_of(const float *scores, int count, float largest) {
     __m512 most = _mm512_set1_ps(largest);
     for (int k = 0; k < count; k += 16) {

@@ -35,6 +35,7 @@ static void quantize_by_one(const void *context, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         const elem_t *x = c->x + row * c->stride;
         int8_t *q = c->q + row * c->width;
+#pragma omp simd
         for (int64_t i = 0; i < c->width; i++) q[i] = to_int8(to_float(x[i]) * factor + shift);
     }
 }

@@ -1,19 +1,75 @@
 /* Kernels that treat each row alone: norms, rotation, cache writes, gated activation. */
-#include "elem.h"
+#include "vector.h"
 
 enum { ROPE = 64, HALF = ROPE / 2 };
 
-ALWAYS_INLINE float rms_factor(const elem_t *x, int64_t width, float epsilon) {
+#if GLM_AVX512
+ALWAYS_INLINE float sum_squares(const elem_t *x, int64_t width) {
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        __m512 values = load_floats(lanes_before(i, width), x + i);
+        total = _mm512_fmadd_ps(values, values, total);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
+ALWAYS_INLINE void scale_row(const elem_t *x, const elem_t *gamma, float factor, int64_t width,
+                             elem_t *y) {
+    const __m512 factors = _mm512_set1_ps(factor);
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes_before(i, width);
+        __m512 scaled = _mm512_mul_ps(load_floats(mask, x + i), factors);
+        store_floats(mask, _mm512_mul_ps(scaled, load_floats(mask, gamma + i)), y + i);
+    }
+}
+
+ALWAYS_INLINE void add_row(const elem_t *x, const elem_t *added, int64_t width, elem_t *y) {
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes_before(i, width);
+        store_floats(mask, _mm512_add_ps(load_floats(mask, x + i), load_floats(mask, added + i)),
+                     y + i);
+    }
+}
+
+ALWAYS_INLINE void gate_row(const elem_t *gate, const elem_t *up, int64_t width, elem_t *y) {
+    const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes_before(i, width);
+        __m512 g = load_floats(mask, gate + i);
+        __m512 share = _mm512_div_ps(g, _mm512_add_ps(one, fast_exps(_mm512_sub_ps(zero, g))));
+        store_floats(mask, _mm512_mul_ps(share, load_floats(mask, up + i)), y + i);
+    }
+}
+#else
+ALWAYS_INLINE float sum_squares(const elem_t *x, int64_t width) {
     float total = 0.0f;
 #pragma omp simd reduction(+ : total)
     for (int64_t i = 0; i < width; i++) total += to_float(x[i]) * to_float(x[i]);
-    return 1.0f / sqrtf(total / (float)width + epsilon);
+    return total;
 }
 
 ALWAYS_INLINE void scale_row(const elem_t *x, const elem_t *gamma, float factor, int64_t width,
                              elem_t *y) {
 #pragma omp simd
     for (int64_t i = 0; i < width; i++) y[i] = from_float(to_float(x[i]) * factor * to_float(gamma[i]));
+}
+
+ALWAYS_INLINE void add_row(const elem_t *x, const elem_t *added, int64_t width, elem_t *y) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) y[i] = from_float(to_float(x[i]) + to_float(added[i]));
+}
+
+ALWAYS_INLINE void gate_row(const elem_t *gate, const elem_t *up, int64_t width, elem_t *y) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) {
+        float g = to_float(gate[i]);
+        y[i] = from_float(g / (1.0f + fast_exp(-g)) * to_float(up[i]));
+    }
+}
+#endif
+
+ALWAYS_INLINE float rms_factor(const elem_t *x, int64_t width, float epsilon) {
+    return 1.0f / sqrtf(sum_squares(x, width) / (float)width + epsilon);
 }
 
 typedef struct {
@@ -29,12 +85,8 @@ static void rms_norm_rows(const void *context, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; row++) {
         const elem_t *source = n->x + row * n->stride;
         if (n->added) {
-            const elem_t *added = n->added + row * n->width;
-            elem_t *total = n->sum + row * n->width;
-#pragma omp simd
-            for (int64_t i = 0; i < n->width; i++)
-                total[i] = from_float(to_float(source[i]) + to_float(added[i]));
-            source = total;
+            add_row(source, n->added + row * n->width, n->width, n->sum + row * n->width);
+            source = n->sum + row * n->width;
         }
         n->factors[row] = rms_factor(source, n->width, n->epsilon);
         scale_row(source, n->gamma, n->factors[row], n->width, n->y + row * n->width);
@@ -182,13 +234,8 @@ typedef struct {
 static void swiglu_rows(const void *context, int64_t first, int64_t last) {
     const swiglu_t *s = context;
     for (int64_t row = first; row < last; row++) {
-        const elem_t *gate = s->x + row * 2 * s->width, *up = gate + s->width;
-        elem_t *out = s->y + row * s->width;
-#pragma omp simd
-        for (int64_t i = 0; i < s->width; i++) {
-            float g = to_float(gate[i]);
-            out[i] = from_float(g / (1.0f + fast_exp(-g)) * to_float(up[i]));
-        }
+        const elem_t *gate = s->x + row * 2 * s->width;
+        gate_row(gate, gate + s->width, s->width, s->y + row * s->width);
     }
 }
 
