@@ -288,7 +288,10 @@ class Spoke:
             self._line.send(position=asdict(self._progress.position()))
         silence = now - self._heard_at
         if silence > self._limit_s:
-            self._beat.decide(f"rank 0 has been silent for {silence:.1f} s")
+            # Where this rank is tells the step: in a step all ranks are in the same one.
+            own = self._progress.position()
+            said = f"rank 0 has been silent for {silence:.1f} s"
+            self._beat.decide(f"{said}; rank {self._rank} is {own}")
 
     def _read(self) -> None:
         messages, is_closed = self._line.receive()

@@ -108,6 +108,7 @@ def test_a_silent_rank_0_is_noticed(world: World, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(world.watches[0]._beat, "_turn", lambda: time.sleep(0.05))
     assert until(lambda: bool(world.watches[1].verdict), LIMIT_S + 5)
     assert world.watches[1].verdict.startswith("rank 0 has been silent for 3.")
+    assert world.watches[1].verdict.endswith("s; rank 1 is idle after step 0")
 
 
 def test_ranks_that_leave_in_order_are_not_missed(world: World) -> None:
