@@ -39,8 +39,8 @@ from services.scheduler.sequence import Sequence, SequenceState
 from services.scheduler.throttle import PromptThrottle
 from services.scheduler.waiting import WaitingQueue
 
-# So many that wait are looked at in a step: the next one, and those that may pass it.
-MAX_CANDIDATES = 8
+# So many that wait may be passed in a step.
+MAX_PASSED = 8
 # Room for 2**6 blocks each is all that a sequence waits for after many preemptions.
 MAX_DOUBLINGS = 6
 
@@ -323,9 +323,13 @@ class Batch:
             return
         passing = Passing()
         is_stopped_by_blocks = True
-        for sequence in self._waiting.candidates(now, MAX_CANDIDATES):
+        num_seats = min(budget, self.limits.max_num_seqs - len(self.running))
+        num_before = self._num_admissions
+        for place, sequence in enumerate(self._waiting.candidates(now, num_seats + MAX_PASSED)):
             if not budget or not self._has_row():
                 return
+            if place - (self._num_admissions - num_before) >= MAX_PASSED:
+                break
             cached = self.cache.find(sequence)
             count = self._blocks_to_start(sequence, cached)
             needed = self.holdings.num_taken_by(cached, count)

@@ -254,6 +254,11 @@ class SchedulerCore:
         """Let nobody share what was computed so far; returns how many blocks that concerns."""
         return sum(replica.batch.clear_cache() for replica in self._replicas if replica.batch)
 
+    @property
+    def block_naming(self) -> tuple[str, int]:
+        """Digest of the model and block size; empty and 0 before the first worker was reached."""
+        return (self._limits.model_digest, self._limits.block_size) if self._limits else ("", 0)
+
     def hit_tokens(self, replica: int, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that a replica need not compute."""
         batch = self._replicas[replica].batch

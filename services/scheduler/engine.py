@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from services.scheduler.cache_events import CacheUpdate
 from services.scheduler.collector import Collector
 from services.scheduler.core import SchedulerCore
 from services.scheduler.draft_counts import DraftWatch
@@ -67,6 +68,8 @@ class Engine:
         self._collector = Collector()
         self._load = self._load_now()
         self._load_changed = asyncio.Event()
+        self._cache_number = 0
+        self._cache_changed = asyncio.Event()
         self._drafts = DraftWatch()
 
     # -- clients -----------------------------------------------------------------------------
@@ -136,7 +139,31 @@ class Engine:
                 shown = self._load
                 yield shown
 
+    async def watch_cache(self, after: int | None) -> AsyncIterator[CacheUpdate]:
+        """What a reader that knows the changes up to `after` is to be told, as it comes."""
+        log = self._core.cache_log
+        while True:
+            changed = self._cache_changed
+            update = log.read(after)
+            if update.number != after:
+                yield update
+            if log.number == update.number:
+                await changed.wait()
+            after = update.number
+
+    def reset_prefix_cache(self) -> int:
+        """Let nobody share what was computed so far; returns how many blocks that concerns."""
+        count = self._core.reset_prefix_cache()
+        _log.info("prefix cache reset", extra={"num_blocks": count})
+        self._tell_cache_watchers()
+        return count
+
     # -- state -------------------------------------------------------------------------------
+
+    @property
+    def block_naming(self) -> tuple[str, int]:
+        """Digest of the model and block size; empty and 0 before the first worker was reached."""
+        return self._core.block_naming
 
     @property
     def num_live(self) -> int:
@@ -175,6 +202,23 @@ class Engine:
         while True:
             await self._flush_due.wait()
             self._flush()
+            await self._tidy()
+
+    async def _tidy(self) -> None:
+        """While the workers are busy do what no step has to wait for, in small pieces."""
+        while self._core.tidy():
+            self._tell_cache_watchers()
+            await asyncio.sleep(0)
+            if self._flush_due.is_set():
+                return
+        self._tell_cache_watchers()
+
+    def _tell_cache_watchers(self) -> None:
+        number = self._core.cache_log.number
+        if number != self._cache_number:
+            self._cache_number = number
+            changed, self._cache_changed = self._cache_changed, asyncio.Event()
+            changed.set()
 
     async def _keep_time(self) -> None:
         """Deadlines, the grace of a lost worker, load snapshots."""
@@ -184,6 +228,7 @@ class Engine:
             if self._lost_at is not None and now - self._lost_at >= self._config.worker_grace_s:
                 self._give_up(now)
             self._flush()
+            self._tell_cache_watchers()
             load = self._load_now()
             if load != self._load:
                 self._load = load

@@ -7,13 +7,16 @@ both write through a bounded outbox. Messages of glm.v1 stop here.
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Collection, Coroutine
+import uuid
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.block_hashes import HASH_BYTES
+from services.scheduler.cache_events import CacheUpdate
 from services.scheduler.engine import Engine
 from services.scheduler.messages import (
     Delivery,
@@ -45,15 +48,20 @@ GenerateResponse: TypeAlias = scheduler_pb2.SchedulerServiceGenerateResponse
 SERVICE_NAME: Final = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 # A 1M-token prompt is 4 MiB; one message may bring several.
 MAX_RECEIVE_MIB: Final = 64
+# Of a message about prefix caches: a quarter of a megabyte.
+MAX_CACHE_ENTRIES: Final = 4096
+NO_HASH: Final = bytes(HASH_BYTES)
 
 _ABORT_REASONS: Final = {int(reason): reason for reason in AbortReason}
 
 
 def build_scheduler_server(address: str, engine: Engine, limits: OutboxLimits) -> Server:
-    """A server of `SchedulerService` at `address`, not started."""
+    """A server of `SchedulerService` and `PrefixCacheService` at `address`, not started."""
     server = build_server(address=address, max_receive_mib=MAX_RECEIVE_MIB)
     servicer = SchedulerServicer(engine, limits)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, server)
+    caches = PrefixCacheServicer(engine)
+    scheduler_pb2_grpc.add_PrefixCacheServiceServicer_to_server(caches, server)
     return server
 
 
@@ -111,6 +119,62 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Follow the load."""
         async for load in self._engine.watch_load():
             yield scheduler_pb2.WatchLoadResponse(load=load_to_proto(load))
+
+
+class PrefixCacheServicer(scheduler_pb2_grpc.PrefixCacheServiceServicer):
+    """Serves `PrefixCacheService`."""
+
+    def __init__(self, engine: Engine) -> None:
+        """A new run: numbers of another one mean nothing here."""
+        self._engine = engine
+        self._instance_id = uuid.uuid4().hex
+
+    async def WatchCache(
+        self, request: scheduler_pb2.WatchCacheRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.WatchCacheResponse]:
+        """Follow the prefix caches."""
+        is_known = request.instance_id == self._instance_id
+        # A caller that waits for the first change knows by this that it is heard.
+        await context.send_initial_metadata(())
+        async for update in self._engine.watch_cache(request.number if is_known else None):
+            digest, block_size = self._engine.block_naming
+            for part in cache_parts(update):
+                part.instance_id = self._instance_id
+                part.model_digest, part.block_size_tokens = digest, block_size
+                yield part
+
+    async def ResetCache(
+        self, request: scheduler_pb2.ResetCacheRequest, context: Context
+    ) -> scheduler_pb2.ResetCacheResponse:
+        """Share nothing that was computed so far."""
+        return scheduler_pb2.ResetCacheResponse(num_blocks=self._engine.reset_prefix_cache())
+
+
+def cache_parts(update: CacheUpdate) -> Iterator[scheduler_pb2.WatchCacheResponse]:
+    """An update as messages of bounded size; a snapshot is one message at least."""
+    if update.snapshot is not None:
+        blocks = update.snapshot
+        for start in range(0, max(1, len(blocks)), MAX_CACHE_ENTRIES):
+            piece = blocks[start : start + MAX_CACHE_ENTRIES]
+            snapshot = scheduler_pb2.CacheSnapshot(
+                number=update.number,
+                is_first=start == 0,
+                is_last=start + MAX_CACHE_ENTRIES >= len(blocks),
+                replicas=[block.replica for block in piece],
+                block_hashes=b"".join(block.block_hash for block in piece),
+                parent_hashes=b"".join(block.parent_hash for block in piece),
+            )
+            yield scheduler_pb2.WatchCacheResponse(snapshot=snapshot)
+    for start in range(0, len(update.events), MAX_CACHE_ENTRIES):
+        found = update.events[start : start + MAX_CACHE_ENTRIES]
+        events = scheduler_pb2.CacheEvents(
+            first_number=found[0].number,
+            changes=[int(event.change) for event in found],  # type: ignore[misc]  # enums are ints
+            replicas=[event.replica for event in found],
+            block_hashes=b"".join(event.block_hash or NO_HASH for event in found),
+            parent_hashes=b"".join(event.parent_hash or NO_HASH for event in found),
+        )
+        yield scheduler_pb2.WatchCacheResponse(events=events)
 
 
 class _Connection:

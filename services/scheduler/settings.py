@@ -56,6 +56,9 @@ class SchedulerSettings(ServiceSettings):
         default="fcfs",
         description="Who is next: who came first, or whose priority is smaller.",
     )
+    enable_prefix_caching: bool = Field(
+        default=True, description="Sequences that begin alike share their KV blocks."
+    )
     priority_ageing_s: float = Field(
         default=30.0, ge=0, description="Waiting so long makes up for one priority; 0: never."
     )
@@ -136,6 +139,7 @@ class SchedulerSettings(ServiceSettings):
             max_plans_in_flight=self.num_plans_in_flight,
             max_timeout_s=self.max_timeout_s,
             policy=self.scheduling_policy,
+            enable_prefix_caching=self.enable_prefix_caching,
             priority_ageing_s=self.priority_ageing_s,
             enable_fair_share=self.enable_fair_share,
             watermark=self.watermark,

@@ -64,6 +64,7 @@ PASSED: Final = (
     *(
         Passed(name=name, service="scheduler", flag=flag_of(name))
         for name in (
+            "enable_prefix_caching",
             "async_scheduling",
             "scheduling_policy",
             "watermark",

@@ -67,7 +67,9 @@ class ServeOptions(Options):
         default="auto", description="The cache has the model's type, or is C8 by its own keys."
     )
     block_size: Size = Field(default=128, description="Tokens of a KV block.")
-    enable_prefix_caching: bool = Field(default=False, description="Reuse equal prefixes.")
+    enable_prefix_caching: bool = Field(
+        default=True, description="Prompts that begin alike share their KV blocks."
+    )
     kv_offloading_size: str | None = Field(default=None, description="KV blocks in host memory.")
     cpu_offload_gb: float = Field(default=0, ge=0, description="Weights in host memory.")
     enable_sleep_mode: bool = Field(default=False, description="Free the device when told.")

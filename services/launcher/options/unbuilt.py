@@ -149,7 +149,6 @@ UNBUILT: Final = (
         asks=lambda asked: asked.flags.additional_config.scheduler_config.dyntra_lb_config.enabled,
     ),
     # KV blocks
-    Unbuilt(name="enable_prefix_caching", missing="prefix caching is not built"),
     Unbuilt(
         name="kv_transfer_config",
         missing="moving KV blocks between deployments is not built",

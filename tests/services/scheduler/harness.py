@@ -85,6 +85,8 @@ class Harness:
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
         self.num_submitted = 0
+        self.prompts: dict[int, array[int]] = {}
+        self.next_prompt: array[int] | None = None
         for replica in range(num_replicas):
             self.open_epoch(replica)
 
@@ -147,11 +149,7 @@ class Harness:
                 SequenceSubmit(
                     stream_id=stream_id,
                     index=0,
-                    prompt_token_ids=(
-                        prompt(num_prompt, family=1 + stream_id)
-                        if fork is None
-                        else prompt(num_prompt, fork)
-                    ),
+                    prompt_token_ids=self._prompt(num_prompt, fork, stream_id),
                     output_token_ids=array("I", first),
                     seed=stream_id,
                     replay=ReplayScript(token_ids=(1,)) if self.capacity.is_replay else None,
@@ -184,6 +182,24 @@ class Harness:
                 del self.streams[verdict.stream_id]
         self.check()
         return verdicts
+
+    def resubmit(self, stream_id: int, outlet: Outlet, *, num_more: int) -> int:
+        """The next turn of a conversation: the text so far and some more; returns its stream."""
+        earlier = self.prompts[stream_id] + array("I", self.streams[stream_id].tokens)
+        self.next_prompt = earlier + array("I", range(40_000, 40_000 + num_more))
+        self.submit(outlet, [len(self.next_prompt)])
+        return self.num_submitted - 1
+
+    def _prompt(self, num_prompt: int, fork: int | None, stream_id: int) -> "array[int]":
+        given, self.next_prompt = self.next_prompt, None
+        if given is None:
+            given = (
+                prompt(num_prompt, family=1 + stream_id)
+                if fork is None
+                else prompt(num_prompt, fork)
+            )
+        self.prompts[stream_id] = given
+        return given
 
     def abort(
         self, stream_id: int, reason: AbortReason = AbortReason.CANCELLED, kept: int = 0

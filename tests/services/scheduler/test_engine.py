@@ -1,16 +1,19 @@
 """The loop: plans out, results back, epochs opened again; with a link in memory."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
+from services.scheduler.cache_events import CacheChange
 from services.scheduler.plan import StepResult, WorkerContractError
+from services.scheduler.sequence import SequenceState
 from shared import tracing
 from shared.endings import AbortReason
 from shared.errors import FailureReason
-from shared.sampling import LoadSnapshot
-from tests.services.scheduler.builders import submission
-from tests.services.scheduler.engine_bench import Bench, Session
+from shared.sampling import LoadSnapshot, SamplingSpec
+from tests.services.scheduler.builders import capacity, entry, submission
+from tests.services.scheduler.engine_bench import Bench, Link, Session
 from tests.services.scheduler.harness import expected
 
 
@@ -258,3 +261,56 @@ async def test_a_worker_with_an_impossible_capacity_is_not_used() -> None:
     async with bench:
         await asyncio.sleep(0.05)
         assert "num_blocks is 0" in bench.reasons[-1]
+
+
+async def test_blocks_are_named_while_the_worker_computes() -> None:
+    async with Bench() as bench:
+        client = bench.client()
+        client.submit(0, sampling=SamplingSpec(max_tokens=30))
+        await client.until(lambda: client.tokens[0])
+        bench.link.gate.clear()
+        await asyncio.sleep(0.01)
+        # No plan and no lookup came after that result: the loop did it by itself.
+        assert bench.core.load().num_cached_blocks >= 1
+        bench.link.gate.set()
+
+
+async def test_a_long_waiting_prompt_is_looked_up_before_its_turn() -> None:
+    links = [Link(capacity(num_blocks=400, max_num_seqs=1, max_model_len=1600))]
+    async with Bench(links=links) as bench:
+        client = bench.client()
+        long = submission(entry(1200, stream_id=0), request_id="long")
+        bench.engine.submit(long, client.outlet)
+        client.tokens[0] = []
+        await client.until(lambda: client.ends)
+        bench.link.gate.clear()
+        client.submit(1)
+        await asyncio.sleep(0.01)
+        again = dataclasses.replace(long, request_id="again")
+        client.tokens[0] = []
+        bench.engine.submit(again, client.outlet)
+        waiting = client.outlet.sequences[0]
+        await asyncio.sleep(0.05)
+        assert waiting.state is SequenceState.WAITING
+        assert waiting.found is not None
+        assert len(waiting.found.blocks) == 299
+        bench.link.gate.set()
+        await client.until(lambda: len(client.ends) == 2 and not client.outlet.sequences)
+
+
+async def test_a_follower_of_the_caches_is_told_as_it_comes() -> None:
+    async with Bench() as bench:
+        updates = bench.engine.watch_cache(None)
+        first = await anext(updates)
+        assert (first.snapshot, first.number) == ([], 0)
+        client = bench.client()
+        client.submit(0, sampling=SamplingSpec(max_tokens=30))
+        async with asyncio.timeout(5):
+            second = await anext(updates)
+        assert [event.number for event in second.events] == list(range(1, second.number + 1))
+        await client.until(lambda: client.ends)
+        assert bench.engine.reset_prefix_cache() > 0
+        async with asyncio.timeout(5):
+            while second.events[-1].change is not CacheChange.CLEARED:
+                second = await anext(updates)
+        assert bench.engine.block_naming == ("", 4)

@@ -76,6 +76,12 @@ def test_a_wrong_value_is_named(flags: str) -> None:
         parse(SchedulerSettings, [*NEEDED, *flags.split()])
 
 
+def test_prefixes_are_shared_unless_that_is_switched_off() -> None:
+    assert parse(SchedulerSettings, NEEDED).core_config.enable_prefix_caching
+    off = parse(SchedulerSettings, [*NEEDED, "--no-enable-prefix-caching"])
+    assert not off.core_config.enable_prefix_caching
+
+
 def test_policies_reach_the_core() -> None:
     flags = "--scheduling-policy priority --priority-ageing-s 5 --no-enable-fair-share"
     flags += " --watermark 0.1 --long-prefill-token-threshold 99 --max-num-partial-prefills 7"

@@ -42,6 +42,8 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, gra
         ("--no-enforce-eager", {"worker": ("--no-enforce-eager",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),
         ("--async-scheduling", {"scheduler": ("--async-scheduling",)}),
+        ("--enable-prefix-caching", {"scheduler": ("--enable-prefix-caching",)}),
+        ("--no-enable-prefix-caching", {"scheduler": ("--no-enable-prefix-caching",)}),
         (
             "--scheduling-policy priority --priority-ageing-s 5 --watermark 0.01",
             {

@@ -62,7 +62,6 @@ def test_every_option_is_honoured_or_refused_or_told() -> None:
         ),
         (graphs(mode="PIECEWISE"), "--compilation-config cudagraph_mode=PIECEWISE"),
         (graphs(mode="FULL"), "--compilation-config cudagraph_mode=FULL"),
-        ("--enable-prefix-caching", "--enable-prefix-caching"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill"),
         ("--no-enable-auto-tool-choice", "--no-enable-auto-tool-choice"),
         ("--kv-transfer-config.kv_connector MooncakeConnectorV1", "--kv-transfer-config"),
