@@ -13,6 +13,7 @@ from services.frontend.middleware import Door, error_response
 from services.frontend.routes import (
     chat,
     completions,
+    generate,
     messages,
     models,
     operations,
@@ -28,7 +29,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
     )
-    for room in (chat, completions, responses, messages, models, tokenize, operations):
+    for room in (chat, completions, responses, messages, generate, models, tokenize, operations):
         app.include_router(room.router(gateway))
     keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)
     app.add_middleware(Door, keys=keys, metrics=gateway.metrics)

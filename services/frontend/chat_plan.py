@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from services.frontend.bodies import Body
@@ -58,22 +59,45 @@ async def plan_conversation(
         id_prefix: Start of the answer's id.
         adapt: Makes the output of another protocol from that of a chat.
     """
-    unknown = check_common(gateway, request, num_prompts=1)
-    tool_choice = _check_chat(gateway, request)
-    conversation, more_unknown = conversation_of(gateway, request, body)
-    prompt = await _render(gateway, request, conversation, body, visit)
-    sampling = _sampling(gateway, request, len(prompt.token_ids))
-    sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
+    prepared = await prepare_chat(gateway, request, body, visit)
+    prompt, tool_choice = prepared.prompt, prepared.tool_choice
     submission = await submission_of(
         gateway,
         request,
         visit,
         id_prefix=id_prefix,
         prompts=[prompt.token_ids],
-        sampling=sampling,
+        sampling=prepared.sampling,
         make_output=lambda: adapt(_output(gateway, request, prompt, tool_choice, visit)),
     )
-    return Plan(submission=submission, unknown_fields=unknown + more_unknown)
+    return Plan(submission=submission, unknown_fields=prepared.unknown_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A chat that was checked, rendered and resolved."""
+
+    prompt: RenderedPrompt
+    sampling: SamplingSpec
+    tool_choice: ToolChoice
+    unknown_fields: list[str]
+
+
+async def prepare_chat(
+    gateway: Gateway, request: ChatRequest, body: Body, visit: Visit
+) -> PreparedChat:
+    """Check, render and resolve a parsed chat."""
+    unknown = check_common(gateway, request, num_prompts=1)
+    tool_choice = _check_chat(gateway, request)
+    conversation, more_unknown = conversation_of(gateway, request, body)
+    prompt = await _render(gateway, request, conversation, body, visit)
+    sampling = _sampling(gateway, request, len(prompt.token_ids))
+    return PreparedChat(
+        prompt=prompt,
+        sampling=with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling),
+        tool_choice=tool_choice,
+        unknown_fields=unknown + more_unknown,
+    )
 
 
 def conversation_of(

@@ -1,6 +1,7 @@
 """A completions body to a `Submission`: check, encode, resolve."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from services.frontend.bodies import Body
@@ -25,8 +26,35 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(CompletionRequest, body.value)
     unknown = sort_extra(request, COMPLETION_NOT_SERVED)
+    prepared = await prepare_completion(gateway, request, visit)
+    submission = await submission_of(
+        gateway,
+        request,
+        visit,
+        id_prefix=ID_PREFIX,
+        prompts=prepared.prompts,
+        sampling=prepared.sampling,
+        make_output=lambda: _output(gateway, request, prepared.echoes, visit),
+    )
+    return Plan(submission=submission, unknown_fields=unknown + prepared.unknown_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCompletion:
+    """Prompts that were checked, encoded and resolved; an echo per choice, or none."""
+
+    prompts: Sequence[Sequence[int]]
+    sampling: SamplingSpec
+    echoes: tuple[str, ...]
+    unknown_fields: list[str]
+
+
+async def prepare_completion(
+    gateway: Gateway, request: CompletionRequest, visit: Visit
+) -> PreparedCompletion:
+    """Check, encode and resolve a parsed body."""
     given = prompts_of(request)
-    unknown += check_common(gateway, request, num_prompts=len(given))
+    unknown = check_common(gateway, request, num_prompts=len(given))
     if request.echo and request.logprobs is not None:
         raise invalid(
             "'echo' is not supported together with 'logprobs': log-probabilities of the prompt are "
@@ -37,17 +65,12 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
     is_cut = request.truncate_prompt_tokens is not None
-    echoes = await _echoes(gateway, request, prompts if is_cut else given)
-    submission = await submission_of(
-        gateway,
-        request,
-        visit,
-        id_prefix=ID_PREFIX,
+    return PreparedCompletion(
         prompts=prompts,
         sampling=sampling,
-        make_output=lambda: _output(gateway, request, echoes, visit),
+        echoes=await _echoes(gateway, request, prompts if is_cut else given),
+        unknown_fields=unknown,
     )
-    return Plan(submission=submission, unknown_fields=unknown)
 
 
 def prompts_of(request: CompletionRequest) -> list[str] | list[list[int]]:

@@ -13,9 +13,11 @@ from services.frontend.schemas.answers import (
     Message,
     ResponseObject,
     TextCompletion,
+    TokenAnswer,
 )
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
+from services.frontend.schemas.generate import GenerateRequest
 from services.frontend.schemas.messages import CountTokensRequest, MessagesRequest
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -32,6 +34,8 @@ _DESCRIBED: tuple[type[BaseModel], ...] = (
     MessagesRequest,
     CountTokensRequest,
     Message,
+    GenerateRequest,
+    TokenAnswer,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -113,6 +117,6 @@ def _describe_keys(document: dict[str, Any]) -> None:
     schemes = document["components"].setdefault("securitySchemes", {})
     schemes["api_key"] = {"type": "http", "scheme": "bearer"}
     for path, methods in document["paths"].items():
-        if path.startswith("/v1/"):
+        if path.startswith(("/v1/", "/inference/")):
             for method in methods.values():
                 method["security"] = [{"api_key": []}]

@@ -19,7 +19,7 @@ from services.frontend.visit import Visit, visit_of
 from shared.errors import RequestError
 from shared.log import get_logger
 
-GUARDED: Final = "/v1"
+GUARDED: Final = ("/v1", "/inference")
 MESSAGES: Final = "/v1/messages"
 _CLIENT_CLOSED: Final = 499
 
@@ -42,7 +42,7 @@ class Door:
             return
         visit = Visit(scope)
         marked = _marking(visit, send, is_message=is_message_path(scope["path"]))
-        is_api = scope["path"] == GUARDED or scope["path"].startswith(GUARDED + "/")
+        is_api = any(_is_below(scope["path"], root) for root in GUARDED)
         try:
             with visit.cleanup:
                 if is_api:
@@ -136,7 +136,11 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 def is_message_path(path: str) -> bool:
     """Whether a path belongs to the Messages API."""
-    return path == MESSAGES or path.startswith(MESSAGES + "/")
+    return _is_below(path, MESSAGES)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")
 
 
 def _ids_of(visit: Visit) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from services.frontend.errors import context_exceeded, invalid
-from services.frontend.schemas.fields import GenerationFields
+from services.frontend.schemas.fields import SamplingFields
 from services.frontend.validation import quote
 from shared.errors import CheckpointError
 from shared.sampling import SamplingSpec
@@ -77,7 +77,7 @@ def sampling_defaults(
 
 
 def build_sampling(
-    request: GenerationFields,
+    request: SamplingFields,
     defaults: SamplingSpec,
     *,
     max_tokens: int,

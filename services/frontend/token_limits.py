@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from services.frontend.errors import invalid
 from services.frontend.gateway import Gateway
-from services.frontend.schemas.fields import GenerationFields
+from services.frontend.schemas.fields import GenerationFields, SamplingFields
 from shared.glm.render import RenderedPrompt
 from shared.sampling import SamplingSpec, ThinkingBudget
 
 
 def with_token_limits(
-    gateway: Gateway, request: GenerationFields, sampling: SamplingSpec
+    gateway: Gateway, request: SamplingFields, sampling: SamplingSpec
 ) -> SamplingSpec:
     """The sampling with the ids that the request allows and the words it forbids."""
     allowed = request.allowed_token_ids or []

@@ -177,6 +177,39 @@ class TokenCount(Answer):
     input_tokens: int
 
 
+class RenderedRequest(Answer):
+    """A body for /inference/v1/generate."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    output_mode: Literal["tokens"]
+    reasoning_ended: bool | None = None
+
+
+class TokenChoice(Answer):
+    """One continuation."""
+
+    index: int
+    token_ids: list[int]
+    text: str | None = None
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "abort"]
+    stop_reason: int | str | None
+
+
+class TokenAnswer(Answer):
+    """A whole answer."""
+
+    id: str
+    object: Literal["generate"]
+    created: int
+    model: str
+    choices: list[TokenChoice]
+    usage: Usage
+
+
 class Model(Answer):
     """A served name."""
 

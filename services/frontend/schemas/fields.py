@@ -20,6 +20,10 @@ MAX_LABELS: Final = 16
 _INT64: Final = 2**63
 _INT32: Final = 2**31
 
+Priority = Annotated[int, Field(ge=-_INT32, le=_INT32 - 1)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]*$")]
+# Printable: it stands in headers and logs.
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 # Noted in the trace of the request, otherwise without effect.
 Label = Annotated[str, Field(max_length=512)]
 
@@ -79,11 +83,9 @@ class Replay(StrictModel):
     )
 
 
-class RequestFields(StrictModel):
-    """Fields of every endpoint that generates."""
+class SamplingFields(StrictModel):
+    """How tokens are chosen and where the output ends."""
 
-    model: str | None = Field(None, description="A served name; absent means the served model.")
-    stream: bool | None = Field(None, description="Answer as server-sent events.")
     temperature: float | None = Field(
         None, ge=0, le=2, description="0 is greedy. Default from the checkpoint."
     )
@@ -119,22 +121,21 @@ class RequestFields(StrictModel):
         None, max_length=MAX_BAD_WORDS, description="Texts that may not be generated."
     )
     min_tokens: int | None = Field(None, ge=0, description="No stop before this many tokens.")
-    priority: int | None = Field(
-        None, ge=-_INT32, le=_INT32 - 1, description="Smaller is earlier; 0."
-    )
+
+
+class RequestFields(SamplingFields):
+    """Fields of every endpoint that generates for people."""
+
+    model: str | None = Field(None, description="A served name; absent means the served model.")
+    stream: bool | None = Field(None, description="Answer as server-sent events.")
+    priority: Priority | None = Field(None, description="Smaller is earlier; 0.")
     first_token_timeout_ms: int | None = Field(
         None,
         ge=1,
         le=_INT32 - 1,
         description="For the first token to come: refused where it surely cannot, else failed.",
     )
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[^@/\\\x00]*$",
-        description="Separates prefix caches.",
-    )
+    cache_salt: CacheSalt | None = Field(None, description="Separates prefix caches.")
     user: Label | None = Field(None, description="A label; no effect on the answer.")
     safety_identifier: Label | None = Field(None, description="A label, as `user`.")
     prompt_cache_key: Label | None = Field(
@@ -142,12 +143,8 @@ class RequestFields(StrictModel):
     )
     session_id: Label | None = Field(None, description="A label.")
     metadata: dict[str, Label] | None = Field(None, max_length=MAX_LABELS, description="Labels.")
-    request_id: str | None = Field(
-        None,
-        min_length=1,
-        max_length=128,
-        pattern=r"^[\x21-\x7e]+$",
-        description="The caller's label; the header x-request-id wins.",
+    request_id: RequestId | None = Field(
+        None, description="The caller's label; the header x-request-id wins."
     )
     replay: Replay | None = Field(None, description="See `Replay`.")
 
