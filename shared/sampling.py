@@ -134,3 +134,7 @@ class LoadSnapshot:
     step_idle_us_total: int = 0
     gc_pause_us_total: int = 0
     max_gc_pause_us: int = 0
+    num_prepared_total: int = 0
+    prepare_us_total: int = 0
+    num_masks_total: int = 0
+    mask_us_total: int = 0

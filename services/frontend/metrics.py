@@ -50,6 +50,20 @@ _STEP_SERIES: Final = (
         "The longest of them.",
         1e-6,
     ),
+    ("num_prepared_total", "constraints_total", "Requests whose constraint was got ready.", 1),
+    (
+        "prepare_us_total",
+        "constraint_prepare_seconds_total",
+        "Time that workers took to check and compile constraints.",
+        1e-6,
+    ),
+    ("num_masks_total", "constraint_masks_total", "Masks of constraints that were made.", 1),
+    (
+        "mask_us_total",
+        "constraint_mask_seconds_total",
+        "Time that making them took; while a device computes it costs nothing.",
+        1e-6,
+    ),
 )
 
 

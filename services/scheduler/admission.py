@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from services.scheduler.limits import Limits
 from services.scheduler.messages import SequenceSubmit, Submission
+from shared.constraint import MAX_CONSTRAINT_BYTES, Constraint
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec
 
@@ -125,6 +126,24 @@ def _check_sampling(sampling: SamplingSpec, limits: Limits) -> None:
                 "logit_bias_values", f"is {value} for token {token}, -100 to 100 allowed"
             )
     _check_token_limits(sampling, limits)
+    if sampling.constraint is not None:
+        _check_constraint(sampling.constraint, limits)
+
+
+def _check_constraint(constraint: Constraint, limits: Limits) -> None:
+    """Only its size: what it means the worker knows."""
+    if limits.is_replay:
+        raise RequestError(
+            FailureReason.FEATURE_DISABLED,
+            "constraint: this worker replays scripts and constrains nothing",
+            field="constraint",
+        )
+    if constraint.num_bytes > MAX_CONSTRAINT_BYTES:
+        raise _invalid(
+            "constraint", f"has {constraint.num_bytes} bytes, at most {MAX_CONSTRAINT_BYTES}"
+        )
+    if constraint.start_after_token_id is not None:
+        _check_ids("constraint", [constraint.start_after_token_id], limits)
 
 
 def _check_token_limits(sampling: SamplingSpec, limits: Limits) -> None:

@@ -13,6 +13,7 @@ Laws
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.backlog import Backlog, check_first_token, check_room
@@ -79,7 +80,7 @@ class SchedulerCore:
     def submit(self, submission: Submission, outlet: Outlet, now: float) -> list[Verdict]:
         """Take a request in, or refuse it as a whole; stream_ids must be free at the outlet."""
         try:
-            limits = self._check_entry(submission, now)
+            limits = self.check_entry(submission, now)
         except RequestError as error:
             return [Verdict(stream_id=s.stream_id, refusal=error) for s in submission.sequences]
         request = Request(submission)
@@ -121,15 +122,18 @@ class SchedulerCore:
             self._num_aborts += 1
             self._end(sequence, now, finish_reason=FinishReason.ABORT)
 
-    def abort_request(self, request_id: str, now: float) -> int:
-        """End every sequence of a request; returns how many were live."""
+    def abort_request(
+        self, request_id: str, now: float, failure: RequestError | None = None
+    ) -> int:
+        """End every sequence of a request, badly with a failure; returns how many were live."""
         request = self._requests.get(request_id)
         if request is None:
             return 0
         live = list(request.live)
         for sequence in live:
-            self._num_aborts += 1
-            self._end(sequence, now, finish_reason=FinishReason.ABORT)
+            self._num_aborts += failure is None
+            reason = FinishReason.ABORT if failure is None else None
+            self._end(sequence, now, finish_reason=reason, failure=failure)
         return len(live)
 
     def close_outlet(self, outlet: Outlet, now: float) -> None:
@@ -297,6 +301,11 @@ class SchedulerCore:
     # -- state -------------------------------------------------------------------------------
 
     @property
+    def requests(self) -> Mapping[str, Request]:
+        """Those with live sequences."""
+        return self._requests
+
+    @property
     def num_live(self) -> int:
         """Sequences that have not ended."""
         return self._num_waiting + sum(len(r.batch.running) for r in self._replicas if r.batch)
@@ -382,7 +391,7 @@ class SchedulerCore:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _check_entry(self, submission: Submission, now: float) -> Limits:
+    def check_entry(self, submission: Submission, now: float) -> Limits:
         """Raise when the submission may not enter now."""
         if self._refusal is not None:
             # A new error each time: one that is raised again and again keeps every traceback.

@@ -15,10 +15,11 @@ from services.scheduler.cache_events import CacheUpdate
 from services.scheduler.collector import Collector
 from services.scheduler.core import SchedulerCore
 from services.scheduler.draft_counts import DraftWatch
-from services.scheduler.epochs import EngineConfig, WorkerLink, World
+from services.scheduler.epochs import EngineConfig, Session, WorkerLink, World
 from services.scheduler.messages import Delivery, Submission, Verdict
 from services.scheduler.outlet import Outlet
-from services.scheduler.plan import Capacity, WorkerContractError, WorkerLostError
+from services.scheduler.plan import Capacity, StepResult, WorkerContractError, WorkerLostError
+from services.scheduler.preparing import Preparations, aborted
 from services.scheduler.spans import record_spans
 from shared import tracing
 from shared.endings import AbortReason
@@ -59,6 +60,8 @@ class Engine:
         self._sinks: dict[Outlet, Callable[[Delivery], None]] = {}
         self._flush_due = asyncio.Event()
         self._is_draining = False
+        self._num_masks = self._mask_us = 0
+        self._preparing = Preparations(self._admit, self._tell, config.prepare_timeout_s)
         # Since when no world stands; None while one does, or none was ever looked for.
         self._lost_at: float | None = None
         self._worlds: list[World] = []
@@ -83,11 +86,25 @@ class Engine:
     def close_outlet(self, outlet: Outlet) -> None:
         """The client is gone: its sequences end. May be called again."""
         if self._sinks.pop(outlet, None) is not None:
+            self._preparing.close_outlet(outlet)
             self._core.close_outlet(outlet, self._clock())
             self.notice()
 
     def submit(self, submission: Submission, outlet: Outlet) -> list[Verdict]:
-        """Take a request in or refuse it; one verdict per sequence."""
+        """Take a request in or refuse it; one verdict per sequence.
+
+        None yet for a request whose constraint is prepared first: the sink gets them.
+        """
+        if submission.sampling.constraint is None:
+            return self._admit(submission, outlet)
+        try:
+            self._core.check_entry(submission, self._clock())
+            self._preparing.start(submission, outlet)
+        except RequestError as error:
+            return [Verdict(stream_id=s.stream_id, refusal=error) for s in submission.sequences]
+        return []
+
+    def _admit(self, submission: Submission, outlet: Outlet) -> list[Verdict]:
         verdicts = self._core.submit(submission, outlet, self._clock())
         refusal = verdicts[0].refusal if verdicts else None
         if refusal is not None:
@@ -105,12 +122,15 @@ class Engine:
         self, outlet: Outlet, stream_id: int, reason: AbortReason, num_tokens_kept: int
     ) -> None:
         """End one sequence of a client."""
+        if self._preparing.abort(outlet, stream_id, aborted()):
+            return
         self._core.abort(outlet, stream_id, reason, num_tokens_kept, self._clock())
         self.notice()
 
     def abort_request(self, request_id: str) -> int:
         """End a request by its id; returns how many sequences were live."""
-        count = self._core.abort_request(request_id, self._clock())
+        count = self._preparing.abort_request(request_id, aborted())
+        count += self._core.abort_request(request_id, self._clock())
         self.notice()
         return count
 
@@ -124,6 +144,7 @@ class Engine:
 
     def fail_all(self, error: RequestError) -> None:
         """End every live sequence, and tell the clients at once."""
+        self._preparing.fail_all(error)
         self._core.fail_all(error, self._clock())
         self._flush()
 
@@ -168,7 +189,7 @@ class Engine:
     @property
     def num_live(self) -> int:
         """Sequences that have not ended."""
-        return self._core.num_live
+        return self._core.num_live + len(self._preparing)
 
     @property
     def is_draining(self) -> bool:
@@ -191,11 +212,14 @@ class Engine:
             self._collector.stop()
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_time())
-            tasks.create_task(self._deliver())
-            for world in self._worlds:
-                tasks.create_task(world.run())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_time())
+                tasks.create_task(self._deliver())
+                for world in self._worlds:
+                    tasks.create_task(world.run())
+        finally:
+            await self._preparing.close()
 
     async def _deliver(self) -> None:
         """Tell the clients whenever something gathered; a task, so that its errors are seen."""
@@ -243,6 +267,10 @@ class Engine:
     def _load_now(self) -> LoadSnapshot:
         return dataclasses.replace(
             self._core.load(),
+            num_prepared_total=self._preparing.num_prepared,
+            prepare_us_total=self._preparing.prepare_us,
+            num_masks_total=self._num_masks,
+            mask_us_total=self._mask_us,
             gc_pause_us_total=round(self._collector.pause_s * 1e6),
             max_gc_pause_us=round(self._collector.longest_s * 1e6),
         )
@@ -290,6 +318,26 @@ class Engine:
             self._core.worker_lost(failure, now, can_resume=not is_contract, replica=replica)
         self.notice()
 
+    async def before_opening(self, session: Session) -> None:
+        """Its worker gets ready for every constraint that lives; who cannot go on there ends."""
+        live = {
+            name: request.live[0].sampling.constraint
+            for name, request in self._core.requests.items()
+        }
+        wanted = {name: constraint for name, constraint in live.items() if constraint is not None}
+        refused = await self._preparing.add_worker(session, wanted)
+        for request_id, error in refused.items():
+            self._core.abort_request(request_id, self._clock(), failure=error)
+
+    def after_closing(self, session: Session) -> None:
+        """Nothing is prepared there any more."""
+        self._preparing.remove_worker(session)
+
+    def note_masks(self, result: StepResult) -> None:
+        """What grammars cost in a step."""
+        self._num_masks += result.num_masks
+        self._mask_us += result.mask_us
+
     def before_result(self) -> None:
         """The columns of a message hold one step: stream_ids are distinct."""
         if self._flush_due.is_set():
@@ -314,6 +362,12 @@ class Engine:
         self._core.fail_all(error, now)
         if not self._is_draining:
             self._core.refuse_new(error)
+
+    def _tell(self, outlet: Outlet, verdicts: list[Verdict]) -> None:
+        """Verdicts that had to wait."""
+        sink = self._sinks.get(outlet)
+        if sink is not None and verdicts:
+            sink(Delivery(tokens=None, ends=[], verdicts=verdicts))
 
     def _flush(self) -> None:
         """Hand out what gathered."""

@@ -20,6 +20,7 @@ from services.scheduler.plan import (
     WorkerLostError,
 )
 from services.scheduler.ticks import check_world, needs_sweep, plan_step
+from shared.constraint import Constraint
 
 # Steps are looked at so often.
 TICK_S = 0.1
@@ -38,6 +39,10 @@ class Session(Protocol):
         """The next result."""
         ...
 
+    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+        """Get a constraint ready, as `preparing.Preparer`."""
+        ...
+
     async def close(self) -> None:
         """End the epoch."""
 
@@ -52,11 +57,16 @@ class WorkerLink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Times of the loop, seconds; `worker_grace_s` is what sequences wait for a lost worker."""
+    """Times of the loop, seconds.
+
+    `worker_grace_s` is what sequences wait for a lost worker, `prepare_timeout_s` what a request
+    waits for its constraint.
+    """
 
     max_plans_in_flight: int = 1
     step_timeout_s: float = 60.0
     worker_grace_s: float = 1.2
+    prepare_timeout_s: float = 60.0
 
 
 class EpochOwner(Protocol):
@@ -67,6 +77,15 @@ class EpochOwner(Protocol):
 
     def world_lost(self, world: "World", error: WorkerLostError | WorkerContractError) -> None:
         """Its epoch is over, or none could be opened."""
+
+    async def before_opening(self, session: Session) -> None:
+        """A worker is about to take plans: it must be ready for what lives."""
+
+    def after_closing(self, session: Session) -> None:
+        """A worker takes no more plans."""
+
+    def note_masks(self, result: StepResult) -> None:
+        """Masks were made in a step."""
 
     def before_result(self) -> None:
         """A result is about to reach the core."""
@@ -150,6 +169,8 @@ class World:
                 sessions.append(await link.open(self._config.max_plans_in_flight))
             capacities = [session.capacity for session in sessions]
             check_world(capacities)
+            for session in sessions:
+                await self._owner.before_opening(session)
             for replica, capacity in zip(self.replicas, capacities, strict=True):
                 self._core.worker_opened(capacity, self._clock(), replica)
             self._step_since = None
@@ -166,6 +187,7 @@ class World:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for session in sessions:
+                self._owner.after_closing(session)
                 await session.close()
 
     async def _send(self, sessions: Sequence[Session]) -> None:
@@ -193,6 +215,8 @@ class World:
             now = self._clock()
             for replica, result in zip(self.replicas, results, strict=True):
                 self._core.take_result(result, now, replica)
+                if result.num_masks:
+                    self._owner.note_masks(result)
             self.last_step_at = now
             self._step_since = now if self.num_in_flight else None
             self._owner.notice()

@@ -95,3 +95,5 @@ class Delivery:
 
     tokens: TokenColumns | None
     ends: list[SequenceEnd]
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of submissions that had to wait for theirs; alone, and before any token of them."""

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 class Outlet:
     """Columns under construction, and the live sequences by stream_id."""
 
-    __slots__ = ("columns", "ends", "is_closed", "sequences")
+    __slots__ = ("columns", "ends", "is_closed", "preparing", "sequences")
 
     def __init__(self) -> None:
         """An open outlet without sequences."""
         self.sequences: dict[int, Sequence] = {}
+        # Sequences that are not live yet, with their request (`preparing.py`).
+        self.preparing: dict[int, str] = {}
         self.is_closed = False
         self.ends: list[SequenceEnd] = []
         self.columns = _empty_columns()

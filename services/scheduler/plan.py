@@ -144,3 +144,7 @@ class StepResult:
     num_accepted_tokens: list[int] = field(default_factory=list)
     wait_us: int = 0
     """How long the worker had waited for the plan."""
+    num_masks: int = 0
+    """Masks of constraints that were made for the step."""
+    mask_us: int = 0
+    """Time that making them took."""

@@ -86,9 +86,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         _check_stream_ids(stream_ids, ())
         outbox: Outbox[GenerateResponse] = Outbox(self._limits)
         num_open = len(stream_ids)
+        prepared: asyncio.Future[list[Verdict]] = asyncio.get_running_loop().create_future()
 
         def deliver(delivery: Delivery) -> None:
             nonlocal num_open
+            if delivery.verdicts:
+                prepared.set_result(delivery.verdicts)
+                return
             message = delivery_to_proto(delivery)
             outbox.put(GenerateResponse(tokens=message.tokens, ends=message.ends))
             num_open -= len(delivery.ends)
@@ -97,7 +101,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
         outlet = self._engine.open_outlet(deliver)
         try:
-            verdicts = self._engine.submit(_within(submission, context), outlet)
+            verdicts = self._engine.submit(_within(submission, context), outlet) or await prepared
             for verdict in verdicts:
                 if verdict.refusal is not None:
                     raise verdict.refusal
@@ -209,7 +213,8 @@ class _Connection:
         verdicts: list[Verdict] = []
         for message in request.submits:
             stream_ids = [sequence.stream_id for sequence in message.sequences]
-            _check_stream_ids(stream_ids, self._outlet.sequences)
+            outlet = self._outlet
+            _check_stream_ids(stream_ids, outlet.sequences.keys() | outlet.preparing.keys())
             verdicts += self._submit(message)
         if verdicts:
             self._outbox.put(ConnectResponse(verdicts=map(verdict_to_proto, verdicts)))
@@ -266,6 +271,7 @@ def verdict_to_proto(verdict: Verdict) -> scheduler_pb2.Verdict:
 def delivery_to_proto(delivery: Delivery) -> ConnectResponse:
     """Tokens and ends as one message."""
     return ConnectResponse(
+        verdicts=map(verdict_to_proto, delivery.verdicts),
         tokens=None if delivery.tokens is None else _columns_to_proto(delivery.tokens),
         ends=map(_end_to_proto, delivery.ends),
     )

@@ -21,8 +21,9 @@ from services.scheduler.plan import (
     WorkerContractError,
     WorkerLostError,
 )
+from shared.constraint import Constraint
 from shared.errors import RequestError
-from shared.rpc import open_channel
+from shared.rpc import error_from_rpc, open_channel
 from shared.wire import (
     failure_from_proto,
     logprobs_from_proto,
@@ -31,8 +32,11 @@ from shared.wire import (
     sampling_to_proto,
     unpack_ids,
 )
+from shared.wire_constraint import constraint_to_proto
 
 OPEN_TIMEOUT_S = 5.0
+# A check takes 20 s at most, and may wait for others.
+PREPARE_TIMEOUT_S = 60.0
 # A result with logprobs of 1,024 rows is far below; plans are bounded by the worker.
 MAX_RECEIVE_MIB = 64
 MAX_EPOCH = (1 << 64) - 1
@@ -70,6 +74,28 @@ class WorkerSession:
         if result.failure is not None:
             raise WorkerLostError(f"step {result.step} failed: {result.failure.reason.name}")
         return result
+
+    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+        """Get a constraint ready; microseconds that it took.
+
+        Raises:
+            RequestError: It cannot be used, and why.
+            WorkerLostError: The worker cannot be asked.
+        """
+        request = worker_pb2.PrepareSequenceRequest(
+            request_id=request_id,
+            constraint=constraint_to_proto(constraint),
+            traceparent=traceparent,
+        )
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        try:
+            answer = await stub.PrepareSequence(request, timeout=PREPARE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            told = error_from_rpc(error)
+            if error.code() is grpc.StatusCode.UNAVAILABLE and told.field is None:
+                raise WorkerLostError(_lost_text(error)) from None
+            raise told from None
+        return int(answer.prepare_us)
 
     async def close(self) -> None:
         """End the epoch."""
@@ -183,6 +209,8 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
             num_drafted_tokens=list(message.num_drafted_tokens),
             num_accepted_tokens=list(message.num_accepted_tokens),
             wait_us=message.timings.wait_us,
+            num_masks=message.timings.num_masks,
+            mask_us=message.timings.mask_us,
         )
     except RequestError as error:
         raise WorkerContractError(f"step {message.step}: {error.message}") from None

@@ -181,12 +181,15 @@ class ModelExecutor(Generic[CachesT]):
         result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
+        num_masks, mask_us = self._sampling.constraints.take_cost()
         timings = StepTimings(
             wait_us=wait_us,
             prepare_us=(prepared_at - started) // 1000,
             forward_us=(computed_at - prepared_at) // 1000,
             sample_us=(time.perf_counter_ns() - computed_at) // 1000,
             draft_us=result.timings.draft_us,
+            mask_us=mask_us,
+            num_masks=num_masks,
         )
         return replace(result, timings=timings)
 

@@ -129,6 +129,9 @@ class StepTimings:
     sample_us: int = 0
     draft_us: int = 0
     """Proposing the drafts that this step verified, before it."""
+    mask_us: int = 0
+    """Making the masks of constraints, part of sampling."""
+    num_masks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

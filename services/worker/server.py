@@ -402,6 +402,8 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
             forward_us=timings.forward_us,
             sample_us=timings.sample_us,
             draft_us=timings.draft_us,
+            mask_us=timings.mask_us,
+            num_masks=timings.num_masks,
         ),
         num_drafted_tokens=result.num_drafted_tokens.tolist(),
         num_accepted_tokens=result.num_accepted_tokens.tolist(),

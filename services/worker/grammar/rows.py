@@ -47,9 +47,7 @@ class RowConstraints:
         self._rows: dict[int, RowConstraint | None] = {}
         self._buffer: Words = np.zeros((0, 0), np.uint32)
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
-        self.num_masks = 0
-        self.mask_ns = 0
-        """Time that making them took."""
+        self._num_masks = self._mask_ns = 0
 
     def admit(self, new: NewSequence) -> None:
         """Take the constraint of a new or resumed sequence, which has been prepared."""
@@ -111,12 +109,18 @@ class RowConstraints:
             part = slice(first, first + count)
             is_masked[part] = self._fill(row, words[part], drafts)
             is_stuck[places[part]] = self._rows[row] is None
-        self.num_masks += int(is_masked.sum())
-        self.mask_ns += time.perf_counter_ns() - started
+        self._num_masks += int(is_masked.sum())
+        self._mask_ns += time.perf_counter_ns() - started
         if not is_masked.all():
             words = words[is_masked]
         host = torch.from_numpy(words.view(np.int32))
         return Masks(places=places[is_masked], words=host, is_stuck=is_stuck)
+
+    def take_cost(self) -> tuple[int, int]:
+        """Masks made since the last call, and microseconds that it took."""
+        cost = self._num_masks, -(-self._mask_ns // 1000)
+        self._num_masks = self._mask_ns = 0
+        return cost
 
     def _fill(self, row: int, words: Words, drafts: list[int]) -> list[bool]:
         """Masks at a row and behind each of its drafts; whether there is one."""

@@ -10,6 +10,7 @@ import grpc.aio
 
 from protos.glm.v1 import worker_pb2, worker_pb2_grpc
 from services.scheduler.plan import Capacity, NewSequence, StepPlan, StepResult
+from shared.errors import FailureReason, RequestError
 from shared.rpc import build_server
 from shared.wire import (
     failure_to_proto,
@@ -50,6 +51,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.plans: list[StepPlan] = []
         self.plan_seen = asyncio.Event()
         self.step_s = 0.0
+        self.prepared: list[worker_pb2.PrepareSequenceRequest] = []
+        self.may_prepare = asyncio.Event()
+        self.may_prepare.set()
         # Alternatives per token that asked for any, to make results wide.
         self.num_padding_logprobs = 0
 
@@ -61,6 +65,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.GetCapacityResponse(
             capacity=self._capacity(), epoch=max(self.epochs, default=0)
         )
+
+    async def PrepareSequence(
+        self, request: worker_pb2.PrepareSequenceRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.PrepareSequenceResponse:
+        self.prepared.append(request)
+        await self.may_prepare.wait()
+        if request.constraint.format.text == "bad":
+            raise RequestError(
+                FailureReason.INVALID_ARGUMENT, "format: is bad", field="constraint.format"
+            )
+        return worker_pb2.PrepareSequenceResponse(prepare_us=7)
 
     async def RunSteps(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:
         opening = (await context.read()).open

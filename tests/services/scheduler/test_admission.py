@@ -8,6 +8,7 @@ import pytest
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import SequenceSubmit
+from shared.constraint import MAX_CONSTRAINT_BYTES, Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, ThinkingBudget
 from tests.services.scheduler.builders import entry, limits, submission
@@ -171,3 +172,17 @@ def test_what_the_pool_can_never_hold_is_refused() -> None:
 )
 def test_wrong_limits_of_tokens_are_named(sampling: SamplingSpec, field: str) -> None:
     assert refusal(sampling=sampling).field == field
+
+
+def test_a_constraint_is_bounded_in_size_and_no_matter_of_a_replay_worker() -> None:
+    large = TextFormat(kind=FormatKind.REGEX, text="a" * (MAX_CONSTRAINT_BYTES + 1))
+    found = refusal(sampling=SamplingSpec(constraint=Constraint(format=large)))
+    assert found.field == "constraint"
+    assert "at most" in found.message
+    small = SamplingSpec(constraint=Constraint(format=TextFormat(kind=FormatKind.JSON_OBJECT)))
+    check_submission(submission(sampling=small), limits())
+    with pytest.raises(RequestError) as caught:
+        check_submission(submission(sampling=small), limits(is_replay=True))
+    assert caught.value.reason is FailureReason.FEATURE_DISABLED
+    unknown = Constraint(format=small.constraint.format, start_after_token_id=50_000)  # type: ignore[union-attr]
+    assert refusal(sampling=SamplingSpec(constraint=unknown)).field == "constraint"
