@@ -55,6 +55,8 @@ class Layout:
     enable_expert_parallel: bool = False
     layer_partition: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as possible."""
+    enable_dsa_cp: bool = False
+    enable_flashcomm1: bool = False
 
     @property
     def replica_size(self) -> int:
@@ -146,6 +148,9 @@ def rank_flags(layout: Layout, rank: WorkerRank, rendezvous: Path) -> list[objec
         flags += ["--pp-layer-partition", ",".join(map(str, layout.layer_partition))]
     if layout.enable_expert_parallel:
         flags.append("--enable-expert-parallel")
+    if layout.tensor_parallel_size > 1:  # one rank has no tokens to cut
+        flags += ["--enable-dsa-cp"] * layout.enable_dsa_cp
+        flags += ["--enable-flashcomm1"] * layout.enable_flashcomm1
     if layout.is_joint:
         flags += ["--data-parallel-size", layout.data_parallel_size]
         flags += ["--data-parallel-rank", rank.replica]

@@ -28,6 +28,7 @@ from services.worker.largest_step import run_largest_step
 from services.worker.loading.load import load_model
 from services.worker.loading.progress import LoadProgress, shown_progress
 from services.worker.loading.strategy import LoadStrategy, ReadMode
+from services.worker.model.beside import Beside, InLine, SecondStream
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import BLOCK_SIZE, ModelConfig
 from services.worker.model.decoder import Decoder
@@ -175,6 +176,7 @@ def _choose_spec(settings: WorkerSettings, path: Path) -> ModelSpec:
         config=config,
         dtype=_choose_dtype(settings, config, path),
         device=device,
+        beside=_beside(settings, device),
         quantization=QuantDescription.from_dir(path),
         cache=_choose_cache_format(settings, device),
         weight_nz_mode=settings.weight_nz_mode,
@@ -226,6 +228,13 @@ def _choose_dtype(settings: WorkerSettings, config: ModelConfig, path: Path) -> 
             "--dtype overrides it"
         )
     return _DTYPES[name]
+
+
+def _beside(settings: WorkerSettings, device: torch.device) -> Beside:
+    """A second stream where it is asked for and the device has streams; a host has none."""
+    if not settings.multistream_overlap_shared_expert or device.type == "cpu":
+        return InLine()
+    return SecondStream(torch.npu)  # type: ignore[attr-defined]  # by torch_npu
 
 
 def _choose_cache_format(settings: WorkerSettings, device: torch.device) -> CacheFormat:

@@ -124,6 +124,19 @@ class WorkerSettings(ServiceSettings):
     enable_expert_parallel: bool = Field(
         default=False, description="Keep experts whole, spread over the ranks of all replicas."
     )
+    enable_dsa_cp: bool = Field(
+        default=False,
+        description="Cut the tokens of attention over tensor-parallel ranks, not its heads.",
+    )
+    enable_flashcomm1: bool = Field(
+        default=False,
+        description="Cut the tokens between blocks too: reduce-scatter and all-gather in place of "
+        "all-reduce, in models with experts, in others for steps above 1000 tokens.",
+    )
+    multistream_overlap_shared_expert: bool = Field(
+        default=False,
+        description="Compute shared experts on a second stream of an NPU, beside routed ones.",
+    )
     moe_comm_method: Literal["auto", "allgather", "alltoall", "mc2"] = Field(
         default="auto",
         description="How tokens reach experts; auto is the device's choice by tokens of a step, "
@@ -200,6 +213,10 @@ class WorkerSettings(ServiceSettings):
             )
         if self.moe_comm_method != "auto":
             self._check_method()
+        for name in ("enable_dsa_cp", "enable_flashcomm1"):
+            if getattr(self, name) and self.tensor_parallel_size == 1:
+                flag = "--" + name.replace("_", "-")
+                raise ValueError(f"{flag}: tokens are cut over ranks, --tensor-parallel-size is 1")
         if topology.joint_size == 1:
             return
         if self.worker_mode == "replay":

@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def ask(mesh: Mesh, content: str = PROMPTS[0], **changes: Any) -> dict[str, Any]
     return message
 
 
-def answers(mesh: Mesh) -> list[tuple[str, str]]:
-    found = [ask(mesh, prompt) for prompt in PROMPTS]
+def answers(mesh: Mesh, prompts: Sequence[str] = PROMPTS) -> list[tuple[str, str]]:
+    found = [ask(mesh, prompt) for prompt in prompts]
     return [(one.get("reasoning") or "", one.get("content") or "") for one in found]
 
 
@@ -117,6 +118,33 @@ def test_other_layouts_say_the_same(nano: Mesh, flags: tuple[str, ...]) -> None:
         mesh.remove()
     assert code == 0, mesh.screen
     assert "s, killed" not in mesh.screen
+
+
+# Far beyond the 128 positions that a token attends to, and more than one step of those below.
+LONG = "\n".join(
+    (*(f"key{at}: {at * 37 % 101}" for at in range(60)), "What is the value of key41?")
+)
+
+
+def test_ranks_that_cut_tokens_say_the_same_of_long_prompts_with_drafts(nano: Mesh) -> None:
+    """Of 64 tokens a step, so that chunks of one prompt meet decodes of others."""
+    cuts = {"enable_dsa_cp": True, "enable_flashcomm1": True}
+    drafts = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
+    prompts = (*PROMPTS, LONG)
+    mesh = Mesh(
+        *(*FLAGS, "-tp", "2", "--max-num-batched-tokens", "64"),
+        *("--additional-config", json.dumps(cuts), "--speculative-config", json.dumps(drafts)),
+    )
+    try:
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            together = list(threads.map(lambda prompt: answers(mesh, [prompt])[0], prompts))
+        assert together == answers(nano, prompts)
+        assert "steps are not captured" not in mesh.log("worker")
+    finally:
+        code = mesh.stop()
+        mesh.remove()
+    assert code == 0, mesh.screen
+    assert "no effect" not in mesh.screen
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,8 @@ class AdditionalConfig(OpenOptions):
         default=False, description="Cut the tokens of attention over tensor-parallel ranks."
     )
     enable_flashcomm1: bool = Field(
-        default=False, description="Reduce-scatter and all-gather in place of all-reduce."
+        default=False,
+        description="Cut tokens between blocks too: reduce-scatter and all-gather for all-reduce.",
     )
     layer_sharding: list[str] = Field(
         default=[], description="Linear layers whose weights are spread over ranks."

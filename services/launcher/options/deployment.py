@@ -168,6 +168,7 @@ class Deployment:
         extra = flags.additional_config
         return flags.tensor_parallel_size > 1 and (
             extra.enable_dsa_cp
+            or extra.enable_flashcomm1
             or (self.ep_size > 1 and flags.data_parallel_size > 1)
             or (extra.enable_shared_expert_dp and flags.enable_expert_parallel)
         )

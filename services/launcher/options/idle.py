@@ -83,6 +83,7 @@ IDLE: Final = (
     Idle(
         names=(
             f"{_EXTRA}.enable_dsa_cp",
+            f"{_EXTRA}.enable_flashcomm1",
             f"{_EXTRA}.enable_reduce_sample",
             f"{_EXTRA}.layer_sharding",
         ),
@@ -106,12 +107,9 @@ IDLE: Final = (
         reason="no step goes by the operator that it bounds",
     ),
     Idle(
-        names=(f"{_EXTRA}.enable_flashcomm1",),
-        reason="vllm-ascend has deprecated it and ignores it, too",
-    ),
-    Idle(
         names=(f"{_EXTRA}.multistream_overlap_shared_expert",),
-        reason="the shared expert is computed in line, with the same result",
+        when=_is_on_cpu,
+        reason="a CPU has one order of work, with the same result",
     ),
     Idle(
         names=(f"{_EXTRA}.enable_mlapo",),

@@ -59,6 +59,11 @@ PASSED: Final = (
         service="worker",
         flag="--max-cudagraph-capture-size",
     ),
+    Passed(
+        name="additional_config.multistream_overlap_shared_expert",
+        service="worker",
+        flag="--multistream-overlap-shared-expert",
+    ),
     Passed(name="enforce_eager", service="worker", flag="--enforce-eager"),
     Passed(name="seed", service="frontend", flag="--seed"),
     *(
@@ -86,6 +91,8 @@ LAYOUT: Final = (
     "data_parallel_size",
     "enable_expert_parallel",
     "environment.VLLM_PP_LAYER_PARTITION",
+    "additional_config.enable_dsa_cp",
+    "additional_config.enable_flashcomm1",
 )
 
 # Accepted values say what is so in any case; the others are in the tables.

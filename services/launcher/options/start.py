@@ -82,6 +82,8 @@ def _layout(left: Deployment) -> Layout:
         data_parallel_size=flags.data_parallel_size,
         enable_expert_parallel=flags.enable_expert_parallel,
         layer_partition=tuple(left.environment.VLLM_PP_LAYER_PARTITION or ()),
+        enable_dsa_cp=flags.additional_config.enable_dsa_cp,
+        enable_flashcomm1=flags.additional_config.enable_flashcomm1,
     )
 
 

@@ -70,11 +70,6 @@ UNBUILT: Final = (
         missing="one frontend is built (only 1)",
         asks=lambda asked: asked.flags.api_server_count != 1,
     ),
-    Unbuilt(
-        name=f"{_EXTRA}.enable_dsa_cp",
-        missing="every rank attends for all tokens of a step",
-        asks=_has_ranks,
-    ),
     Unbuilt(name=f"{_EXTRA}.layer_sharding", missing=_CUTS, asks=_has_ranks),
     Unbuilt(
         name=f"{_EXTRA}.enable_reduce_sample",

@@ -69,7 +69,11 @@ def capture_steps(
     is_any_size = asked is None and largest is None and _is_whole(decoder)
     if library is not None and is_host and is_any_size:
         return Capture(model=_record(decoder, caches, limits, library, row_multiple))
-    sizes = choose_sizes(limits, asked=asked, largest=largest)
+    multiple = decoder.spec.placement.token_multiple
+    sizes = choose_sizes(limits, asked=asked, largest=largest, multiple=multiple)
+    if sizes is None:
+        _log.warning("steps are not captured: none is of a multiple of %d tokens", multiple)
+        return Capture(model=decoder)
     capturable = _HOST_METHODS if is_host else _DEVICE_METHODS
     kept = tuple(size for size in sizes.sizes if method_of(size) in capturable)
     if not kept:

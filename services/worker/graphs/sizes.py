@@ -4,12 +4,14 @@ A decode step has the same number of rows for each sequence: its last token and 
 count rows, that of a step is rounded up to the next, and what is missing is padding.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from services.worker.plan import Capacity, Ints
+from services.worker.plan import Ints
 from shared.errors import ConfigError
 
 _SMALL = (1, 2, 4)
@@ -43,14 +45,33 @@ class CaptureSizes:
         return None if place == len(self.sizes) else self.sizes[place] // self.rows_per_seq
 
 
+class StepBounds(Protocol):
+    """What bounds a step."""
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences."""
+        ...
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Most tokens."""
+        ...
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts of a sequence."""
+        ...
+
+
 def choose_sizes(
-    limits: Capacity,
+    limits: StepBounds,
     *,
     asked: Sequence[int] | None = None,
     largest: int | None = None,
     multiple: int = 1,
-) -> CaptureSizes:
-    """The sizes to capture.
+) -> CaptureSizes | None:
+    """The sizes to capture; None where nobody asked for any and steps are too small for one.
 
     Args:
         limits: Bounds of a step.
@@ -59,7 +80,7 @@ def choose_sizes(
         multiple: Every size must be one of it: ranks that share the tokens of a step.
 
     Raises:
-        ConfigError: No size is left.
+        ConfigError: No size is left of those asked for.
     """
     rows = 1 + limits.num_speculative_tokens
     all_rows = limits.max_num_seqs * rows
@@ -68,11 +89,17 @@ def choose_sizes(
         bound = min(bound, largest)
     elif asked is None:
         bound = min(bound, _LARGEST)
-    chosen = set(_default_sizes(bound) if asked is None else asked)
+    if asked is None:
+        step = math.lcm(rows, multiple)
+        chosen = {-(-size // step) * step for size in _default_sizes(bound)}
+    else:
+        chosen = {size for size in asked if size % multiple == 0}
     # Rounded up to whole sequences, then cut: a size that no step can have is none.
-    whole = {-(-size // rows) * rows for size in chosen if size % multiple == 0}
+    whole = {-(-size // rows) * rows for size in chosen}
     is_right = {size: rows <= size <= bound and size % multiple == 0 for size in whole}
     sizes = tuple(sorted(size for size, holds in is_right.items() if holds))
+    if not sizes and asked is None and largest is None:
+        return None
     if not sizes:
         listed = "the default" if asked is None else ", ".join(map(str, asked))
         raise ConfigError(

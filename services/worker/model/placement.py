@@ -82,6 +82,11 @@ class Placement:
         return self.end(config) == config.num_hidden_layers
 
     @property
+    def token_multiple(self) -> int:
+        """Tokens of a captured step are a multiple of it: ranks that cut them share evenly."""
+        return self.tp_size if self.is_dsa_cp or self.is_flashcomm else 1
+
+    @property
     def has_whole_shared_experts(self) -> bool:
         """Whether shared experts are whole: tokens that are cut stay where they are."""
         return self.is_flashcomm and self.ep_size > 1

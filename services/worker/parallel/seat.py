@@ -25,6 +25,8 @@ _SHARED_SETTINGS = (
     "max_num_batched_tokens",
     "num_speculative_tokens",
     "weight_nz_mode",
+    "enable_dsa_cp",
+    "enable_flashcomm1",
     "moe_comm_method",
     "check_rows",
     "cudagraph_mode",
@@ -115,7 +117,12 @@ class Seat:
 
     def place(self, spec: ModelSpec) -> ModelSpec:
         """The part of a model that this rank holds."""
-        placement = self.settings.topology.placement(spec.config, self.rank)
+        placement = self.settings.topology.placement(
+            spec.config,
+            self.rank,
+            is_dsa_cp=self.settings.enable_dsa_cp,
+            is_flashcomm=self.settings.enable_flashcomm1,
+        )
         return replace(spec, placement=placement, groups=self.world.groups)
 
     def rules(self, spec: ModelSpec) -> MoeRules:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_only_replicas_of_one_world_are_told_of_each_other() -> None:
     assert "--data-parallel-size" not in rank_flags(apart, list(apart.ranks())[2], Path("/m"))
     words = rank_flags(joint, list(joint.ranks())[1], Path("/m"))
     assert words[-4:] == ["--data-parallel-size", 2, "--data-parallel-rank", 1]
+
+
+def test_ranks_are_told_to_cut_tokens_where_there_is_someone_to_share_them_with() -> None:
+    layout = Layout(tensor_parallel_size=2, enable_dsa_cp=True, enable_flashcomm1=True)
+    for rank in layout.ranks():
+        words = rank_flags(layout, rank, Path("/m"))
+        assert words[-2:] == ["--enable-dsa-cp", "--enable-flashcomm1"]
+    stages = replace(layout, tensor_parallel_size=1, pipeline_parallel_size=2)
+    words = rank_flags(stages, next(stages.ranks()), Path("/m"))
+    assert not {"--enable-dsa-cp", "--enable-flashcomm1"} & set(map(str, words))
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 4), (2, 4), (8, 16)])

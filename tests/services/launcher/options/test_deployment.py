@@ -107,6 +107,7 @@ def test_the_worlds_of_the_guide_have_their_sizes() -> None:
         ("-dp 2 -ep", False),
         (join("-tp 8", extra(enable_dsa_cp=True)), True),
         (extra(enable_dsa_cp=True), False),
+        (join("-tp 8", extra(enable_flashcomm1=True)), True),
         (join("-tp 8 -ep", extra(enable_shared_expert_dp=True)), True),
     ],
 )

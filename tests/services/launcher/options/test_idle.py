@@ -14,14 +14,18 @@ from tests.services.launcher.options.cases import extra, join, verdict
         ("--cp-kv-cache-interleave-size 128", "--cp-kv-cache-interleave-size 128: no effect"),
         ("--gpu-memory-utilization 0.9", "--gpu-memory-utilization 0.9: no effect: on a CPU"),
         (extra(enable_dsa_cp=True), "--additional-config enable_dsa_cp=true: no effect: one rank"),
-        (extra(enable_flashcomm1=True), "enable_flashcomm1=true: no effect: vllm-ascend has"),
+        (extra(enable_flashcomm1=True), "enable_flashcomm1=true: no effect: one rank"),
+        ("VLLM_ASCEND_ENABLE_FLASHCOMM1=1", "VLLM_ASCEND_ENABLE_FLASHCOMM1=true: no effect: one"),
         (extra(enable_mlapo=True), "--additional-config enable_mlapo=true: no effect"),
         (extra(weight_nz_mode=2), "weight_nz_mode=2: no effect: float weights keep"),
         (extra(enable_cpu_binding=True), "--additional-config enable_cpu_binding=true: no effect"),
         (extra(fuse_muls_add=False), "--additional-config fuse_muls_add=false: no effect"),
         (extra(enable_balance_scheduling=True), "enable_balance_scheduling=true: no effect"),
         (extra(mega_moe_max_tokens=8192), "mega_moe_max_tokens=8192: no effect: one rank"),
-        (extra(multistream_overlap_shared_expert=True), "overlap_shared_expert=true: no effect"),
+        (
+            extra(multistream_overlap_shared_expert=True),
+            "overlap_shared_expert=true: no effect: a CPU",
+        ),
         (extra(eplb_config={"num_redundant_experts": 8}), "eplb_config: no effect: experts stay"),
         ("--kv-transfer-config {}", "--kv-transfer-config: no effect: no connector"),
         ("--profiler-config {}", "--profiler-config: no effect: it names no profiler"),
@@ -33,6 +37,12 @@ def test_what_means_nothing_here_is_served_and_told(text: str, told: str) -> Non
     found = verdict(text)
     assert not found.refusals
     assert any(told in line for line in found.lines), found.lines
+
+
+def test_tokens_are_cut_where_there_are_ranks_and_experts_overlap_where_there_are_streams() -> None:
+    assert not verdict(join("-tp 2", extra(enable_dsa_cp=True, enable_flashcomm1=True))).lines
+    overlap = extra(multistream_overlap_shared_expert=True)
+    assert not verdict(join("--device npu", overlap)).lines
 
 
 def test_what_a_device_reads_itself_is_told_on_a_cpu_only() -> None:

@@ -38,6 +38,10 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, gra
             {"worker": ("--max-cudagraph-capture-size=64",)},
         ),
         ("-cc.cudagraph_mode=null", {}),
+        (
+            extra(multistream_overlap_shared_expert=True),
+            {"worker": ("--multistream-overlap-shared-expert",)},
+        ),
         ("--enforce-eager", {"worker": ("--enforce-eager",)}),
         ("--no-enforce-eager", {"worker": ("--no-enforce-eager",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),

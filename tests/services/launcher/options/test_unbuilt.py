@@ -46,7 +46,6 @@ def test_every_option_is_honoured_or_refused_or_told() -> None:
         ("-dp 2 -dpr 1 -dpl 1", "--data-parallel-start-rank 1"),
         ("-dp 2 -dpn 1", "--data-parallel-rank 1"),
         ("-dp 2 -dpe", "--data-parallel-external-lb"),
-        (join("-tp 2", extra(enable_dsa_cp=True)), "--additional-config enable_dsa_cp=true"),
         ("--headless", "--headless"),
         ("--api-server-count 4", "--api-server-count 4"),
         ("--distributed-executor-backend ray", "--distributed-executor-backend ray"),

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,6 +49,12 @@ def test_no_size_is_more_than_a_step_holds() -> None:
 def test_ranks_that_share_tokens_need_multiples() -> None:
     # 8 and 16 round up to 12 and 18, which 8 ranks cannot share.
     assert choose_sizes(limits(8, drafts=5), multiple=8).sizes == (24, 48)
+    # Nobody asked for sizes, and not even two sequences are in a step.
+    assert choose_sizes(limits(1), multiple=2) is None
+    assert choose_sizes(limits(1, drafts=2), multiple=2) is None
+    assert choose_sizes(limits(3, drafts=2), multiple=2).sizes == (6,)
+    with pytest.raises(ConfigError, match="of the default none is left"):
+        choose_sizes(limits(4), largest=1, multiple=2)
     assert choose_sizes(limits(16), multiple=4).sizes == (4, 8, 16)
     with pytest.raises(ConfigError, match=r"of 3, 5 none is left.*a multiple of 2"):
         choose_sizes(limits(16), asked=[3, 5], multiple=2)
@@ -87,6 +95,9 @@ def test_sizes_ascend_within_all_bounds(
     try:
         chosen = choose_sizes(limits(num_seqs, drafts=drafts, tokens=tokens), multiple=multiple)
     except ConfigError:
+        return
+    if chosen is None:
+        assert min(num_seqs * rows, tokens) < math.lcm(rows, multiple)
         return
     assert list(chosen.sizes) == sorted(set(chosen.sizes))
     for size in chosen.sizes:

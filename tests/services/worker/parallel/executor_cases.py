@@ -155,6 +155,29 @@ def _counting_captured(
     return found
 
 
+def run_recorded(
+    rank: int, rendezvous: str, path: str, topology: str, jobs: list[dict[str, Any]], **flags: Any
+) -> tuple[list[dict[str, Any]], int]:
+    """One replica runs its jobs; each rank returns how many steps were done from recordings too."""
+    settings = rank_settings(rank, rendezvous, path, topology, **flags)
+    run, num_runs = Recording.run, []
+
+    def counted(recording: Recording) -> None:
+        num_runs.append(1)
+        run(recording)
+
+    found: list[dict[str, Any]] = []
+    with mock.patch.object(Recording, "run", counted):
+        world, runner, orders = start(settings)
+        if settings.is_leader:
+            found = run_jobs(Replica(runner, orders), jobs)
+            orders.put(Stop())
+        assert runner.join(_PATIENCE_S)
+    assert not world.verdict, world.verdict
+    world.leave()
+    return found, len(num_runs)
+
+
 def start(settings: WorkerSettings) -> tuple[WorldRank, Runner, LocalOrders]:
     world, orders = WorldRank(settings), LocalOrders()
     source = world.lead(orders) if settings.is_leader else world.follow(read_plan)

@@ -70,7 +70,22 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "method", "num_drafts"), LAYOUTS)
+DSA_CP, FLASHCOMM = {"enable_dsa_cp": True}, {"enable_flashcomm1": True}
+# Ranks that cut tokens: prompts in chunks beside decodes, drafts, and steps with fewer than ranks.
+CUT_LAYOUTS = [
+    ("tp2", "auto", 3, DSA_CP),
+    ("tp4", "auto", 1, DSA_CP | FLASHCOMM),
+    ("tp2,ep", "mc2", 3, FLASHCOMM),
+    ("tp4,ep", "alltoall", 0, DSA_CP | FLASHCOMM),
+    ("dp2,tp2,ep", "allgather", 3, DSA_CP | FLASHCOMM),
+    ("tp2,pp2[1/3]", "auto", 2, DSA_CP | FLASHCOMM),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "method", "num_drafts", "flags"),
+    [*((*each, {}) for each in LAYOUTS), *CUT_LAYOUTS],
+)
 def test_ranks_together_say_what_one_says_alone(
     ranks: Ranks,
     checkpoint: Path,
@@ -78,6 +93,7 @@ def test_ranks_together_say_what_one_says_alone(
     layout: str,
     method: str,
     num_drafts: int,
+    flags: dict[str, Any],
 ) -> None:
     topology = Topology.parse(layout)
     found = ranks.run(
@@ -88,6 +104,7 @@ def test_ranks_together_say_what_one_says_alone(
         jobs=JOBS,
         moe_comm_method=method,
         num_speculative_tokens=num_drafts,
+        **flags,
     )
     for rank, results in enumerate(found):
         place = topology.coordinates(rank)
@@ -105,6 +122,34 @@ def test_ranks_together_say_what_one_says_alone(
             # Sums of 64 to 96 products in another order: a few roundings of float32 in each layer.
             assert abs(ours.sampled_logprobs - theirs.sampled_logprobs).max() < 1e-5
             assert (ours.num_top_logprobs == theirs.num_top_logprobs).all()
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_drafts", "flags"),
+    [("tp2", 3, DSA_CP), ("tp2", 0, FLASHCOMM), ("tp4", 1, DSA_CP | FLASHCOMM)],
+)
+def test_decode_steps_of_cut_tokens_are_done_from_recordings(
+    ranks: Ranks,
+    checkpoint: Path,
+    alone: Callable[..., Any],
+    layout: str,
+    num_drafts: int,
+    flags: dict[str, Any],
+) -> None:
+    found = ranks.run(
+        Topology.parse(layout).world_size,
+        "executor_cases:run_recorded",
+        path=str(checkpoint),
+        topology=layout,
+        jobs=JOBS[0],
+        num_speculative_tokens=num_drafts,
+        **flags,
+    )
+    (results, num_runs), *others = found
+    assert results[:-1] == alone(0, num_drafts)[:-1]
+    # Each size once when it is captured, and more than that.
+    assert num_runs > 8
+    assert [count for _, count in others] == [num_runs] * len(others)
 
 
 @pytest.mark.parametrize(
