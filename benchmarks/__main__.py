@@ -12,6 +12,7 @@ CLAIMS = (
     "cold_start",
     "decode_step",
     "int8_decode",
+    "memory_bound",
     "drafts",
     "serving",
 )

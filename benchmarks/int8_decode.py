@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.disable(logging.WARNING)
     quantized = ROOT / ".bench" / f"{MODEL.name}-{args.scheme}"
-    if status := quantize(quantized, args.scheme):
+    if status := quantize(MODEL, quantized, args.scheme):
         return status
     for count in args.sequences:
         plain, packed = build(MODEL, count), build(quantized, count)
@@ -48,9 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def quantize(target: Path, scheme: str) -> int:
-    """Write glm-nano in `scheme`; the exit status of the quantizer."""
-    words = [str(MODEL), str(target), "--scheme", scheme, "--overwrite", "--log-level", "warning"]
+def quantize(source: Path, target: Path, scheme: str, *flags: str) -> int:
+    """Write a checkpoint in `scheme`; the exit status of the quantizer."""
+    words = [str(source), str(target), "--scheme", scheme, "--overwrite", "--log-level", "warning"]
+    words += flags
     command = [sys.executable, "-P", "-m", "services.worker.quant", *words]
     return subprocess.call(command, stdout=subprocess.DEVNULL)
 
