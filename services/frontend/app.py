@@ -1,14 +1,18 @@
 """The FastAPI application of a gateway."""
 
+from typing import Final
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from services.frontend.auth import ApiKeys
 from services.frontend.documentation import describe
 from services.frontend.errors import ApiError
 from services.frontend.gateway import Gateway
+from services.frontend.key_file import read_key_file
 from services.frontend.middleware import Door, error_response
 from services.frontend.routes import (
     chat,
@@ -22,6 +26,11 @@ from services.frontend.routes import (
 )
 from shared.admin import software_version
 
+# What a page of another origin may read.
+EXPOSED_HEADERS: Final = (
+    *("x-request-id", "request-id", "x-unknown-fields", "retry-after", "retry-after-ms"),
+)
+
 
 def create_app(gateway: Gateway) -> FastAPI:
     """All routes behind the door."""
@@ -31,11 +40,23 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     for room in (chat, completions, responses, messages, generate, models, tokenize, operations):
         app.include_router(room.router(gateway))
-    keys = ApiKeys(key.get_secret_value() for key in gateway.settings.api_key)
-    app.add_middleware(Door, keys=keys, metrics=gateway.metrics)
+    settings = gateway.settings
+    keys = [key.get_secret_value() for key in settings.api_key]
+    entries = read_key_file(settings.api_key_file) if settings.api_key_file is not None else []
+    app.add_middleware(Door, keys=ApiKeys(keys, entries), metrics=gateway.metrics)
+    if settings.allowed_origins:
+        # Outside the door: a browser asks without a key whether it may ask.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_validation)
-    describe(app, title=app.title, version=app.version, has_keys=bool(gateway.settings.api_key))
+    describe(app, title=app.title, version=app.version, has_keys=bool(keys or entries))
     return app
 
 

@@ -1,41 +1,66 @@
-"""API keys: who may use /v1, and under which id a key's requests are counted.
+"""API keys: who may use /v1, under which id a key's requests are counted, and how many they may be.
 
 Keys are compared in constant time, all of them, whichever matches. Nothing but a digest of a key
-leaves this module.
+is kept.
 """
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from services.frontend.errors import ApiError
+from services.frontend.key_file import KeyEntry
+from services.frontend.quota import Quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Who a key stands for; the empty id is everybody, where no keys are set."""
+
+    tenant_id: str = ""
+    quota: Quota = field(default_factory=Quota)
 
 
 class ApiKeys:
-    """The keys of this gateway; none means that everybody may enter."""
+    """The keys of this gateway; none means that everybody may enter.
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    Args:
+        keys: Without bounds.
+        entries: From a file, with their own bounds.
+    """
+
+    def __init__(self, keys: Iterable[str], entries: Sequence[KeyEntry] = ()) -> None:
         """Keep the keys as digests of one length."""
-        self._keys = [(_digest(key.encode()), _tenant_id(key)) for key in keys]
+        self._everybody = Tenant()
+        self._keys = [
+            (_digest(key.encode()), Tenant(tenant_id=_tenant_id(key.encode()))) for key in keys
+        ]
+        self._keys += [(entry.digest, _tenant_of(entry)) for entry in entries]
 
-    def tenant_of(self, scope: Scope) -> str:
-        """The id of the caller's key, empty where no keys are set; raises 401."""
+    def tenant_of(self, scope: Scope) -> Tenant:
+        """Whom the caller's key stands for; raises 401."""
         if not self._keys:
-            return ""
+            return self._everybody
         token = _bearer_token(scope)
         if token is None:
             raise _unauthorized(
                 "You did not provide an API key. Send it as 'Authorization: Bearer KEY'."
             )
         given, found = _digest(token), None
-        for key, tenant_id in self._keys:
+        for key, tenant in self._keys:
             if hmac.compare_digest(given, key):
-                found = tenant_id
+                found = tenant
         if found is None:
             raise _unauthorized("Incorrect API key provided.")
         return found
+
+
+def _tenant_of(entry: KeyEntry) -> Tenant:
+    quota = Quota(entry.max_concurrent_requests, entry.requests_per_minute)
+    return Tenant(tenant_id=entry.id or _tenant_id(entry.digest), quota=quota)
 
 
 def _bearer_token(scope: Scope) -> bytes | None:
@@ -51,8 +76,8 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-def _tenant_id(key: str) -> str:
-    return hashlib.sha256(b"glm-mesh tenant " + key.encode()).hexdigest()[:16]
+def _tenant_id(key: bytes) -> str:
+    return hashlib.sha256(b"glm-mesh tenant " + key).hexdigest()[:16]
 
 
 def _unauthorized(message: str) -> ApiError:

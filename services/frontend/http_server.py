@@ -5,6 +5,7 @@ import contextlib
 import http
 import resource
 import socket
+import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -129,7 +130,8 @@ class GatewayProtocol(HttpToolsProtocol):
         head = (
             f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
             "content-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
+            f"x-request-id: {uuid.uuid4().hex}\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

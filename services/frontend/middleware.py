@@ -47,7 +47,7 @@ class Door:
             with visit.cleanup:
                 if is_api:
                     visit.start_trace(scope)
-                    visit.tenant_id = self._keys.tenant_of(scope)
+                    visit.tenant = self._keys.tenant_of(scope)
                 await self._app(scope, receive, marked)
         except ClientDisconnect:
             visit.is_client_gone = True

@@ -29,6 +29,23 @@ class FrontendSettings(ServiceSettings):
     api_key: list[SecretStr] = Field(
         default_factory=list, description="Key that /v1 asks for, repeatable; none means open."
     )
+    api_key_file: Path | None = Field(
+        default=None,
+        description="JSON file with digests of further keys, each with its own bounds.",
+    )
+    allowed_origins: list[str] = Field(
+        default_factory=list,
+        description="Origins of web pages that may ask (CORS), repeatable; * is all, none is off.",
+    )
+    allowed_methods: list[str] = Field(
+        default=["*"], description="Methods that such pages may use, repeatable."
+    )
+    allowed_headers: list[str] = Field(
+        default=["*"], description="Headers that such pages may send, repeatable."
+    )
+    allow_credentials: bool = Field(
+        default=False, description="Such pages may send cookies and keys of the browser."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
     )

@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope
 
+from services.frontend.auth import Tenant
 from shared.tracing import Span, start_span
 
 MAX_REQUEST_ID: Final = 128
@@ -30,7 +31,7 @@ class Visit:
         self.request_id = given if self.has_given_id else uuid.uuid4().hex
         self.started = time.monotonic()
         self.cleanup = contextlib.ExitStack()
-        self.tenant_id = ""
+        self.tenant = Tenant()
         self.response_id = ""
         self.seed: int | None = None
         self.status = 0
@@ -44,6 +45,11 @@ class Visit:
     def age_s(self) -> float:
         """Seconds since the headers were read."""
         return time.monotonic() - self.started
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose requests this one is counted among; empty where no keys are set."""
+        return self.tenant.tenant_id
 
     @property
     def traceparent(self) -> str:

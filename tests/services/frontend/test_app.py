@@ -2,8 +2,12 @@
 
 import asyncio
 import gc
+import hashlib
 import json
+from pathlib import Path
+from typing import Any
 
+import pytest
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 
@@ -45,3 +49,54 @@ async def test_a_thousand_requests_leave_no_task_behind(mesh: Mesh) -> None:
     assert len(asyncio.all_tasks()) <= before + 1
     assert mesh.gateway.admission.num_running == 0
     assert mesh.gateway.client.num_open == 0
+
+
+class TestOrigins:
+    """A gateway that pages of one origin may ask."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"allowed_origins": ["https://a.example"], "api_key": ["secret"]}
+
+    async def test_a_browser_may_ask_whether_it_may_ask_without_a_key(self, mesh: Mesh) -> None:
+        headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        response = await mesh.http.options("/v1/chat/completions", headers=headers)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://a.example"
+        assert "POST" in response.headers["access-control-allow-methods"]
+
+    async def test_answers_and_refusals_may_be_read_by_that_origin_alone(self, mesh: Mesh) -> None:
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b", None)):
+            response = await mesh.http.get("/v1/models", headers={"origin": origin})
+            assert response.status_code == 401
+            assert response.headers.get("access-control-allow-origin") == allowed
+        assert "x-request-id" in response.headers["access-control-expose-headers"].split(", ")
+
+
+async def test_without_origins_no_page_may_read(mesh: Mesh) -> None:
+    response = await mesh.http.get("/version", headers={"origin": "https://a.example"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+class TestKeyFile:
+    """A gateway with a file of keys."""
+
+    @pytest.fixture
+    def extra_settings(self, tmp_path: Path) -> dict[str, Any]:
+        digest = hashlib.sha256(b"secret").hexdigest()
+        path = tmp_path / "keys.json"
+        path.write_text(json.dumps([{"sha256": digest, "id": "a", "requests_per_minute": 1}]))
+        return {"api_key_file": path}
+
+    async def test_a_key_that_asks_too_often_is_told_when_to_come_back(self, mesh: Mesh) -> None:
+        headers = {"authorization": "Bearer secret"}
+        body = {"messages": [{"role": "user", "content": "Hi"}]}
+        answers = [
+            await mesh.http.post("/v1/chat/completions", json=body, headers=headers)
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert 50 <= int(answers[1].headers["retry-after"]) <= 60
+        assert answers[1].json()["error"]["code"] == "rate_limit_exceeded"
+        assert mesh.fake.submits[0].submit.tenant_id == "a"
+        assert (await mesh.http.get("/v1/models", headers=headers)).status_code == 200

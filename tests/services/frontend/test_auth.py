@@ -1,5 +1,6 @@
 """API keys."""
 
+import hashlib
 from typing import Any
 
 import httpx
@@ -7,6 +8,8 @@ import pytest
 
 from services.frontend.auth import ApiKeys
 from services.frontend.errors import ApiError
+from services.frontend.key_file import KeyEntry
+from shared.errors import RequestError
 from tests.services.frontend.conftest import Mesh
 
 
@@ -15,7 +18,7 @@ def scope(header: bytes | None) -> dict[str, Any]:
 
 
 def test_without_keys_everybody_may_enter() -> None:
-    assert ApiKeys([]).tenant_of(scope(None)) == ""
+    assert ApiKeys([]).tenant_of(scope(None)).tenant_id == ""
 
 
 @pytest.mark.parametrize(
@@ -30,10 +33,34 @@ def test_a_missing_or_wrong_key_is_a_401(header: bytes | None) -> None:
 
 def test_each_key_has_its_own_tenant_that_does_not_show_it() -> None:
     keys = ApiKeys(["secret-a", "secret-b"])
-    first, second = (keys.tenant_of(scope(b"Bearer " + k)) for k in (b"secret-a", b"secret-b"))
+    first, second = (
+        keys.tenant_of(scope(b"Bearer " + k)).tenant_id for k in (b"secret-a", b"secret-b")
+    )
     assert first != second
     assert "secret" not in first + second
-    assert keys.tenant_of(scope(b"bearer secret-a")) == first
+    assert keys.tenant_of(scope(b"bearer secret-a")).tenant_id == first
+
+
+def test_a_key_may_come_as_the_messages_api_sends_it() -> None:
+    keys = ApiKeys(["a"])
+    own = {"headers": [(b"x-api-key", b"a")]}
+    assert keys.tenant_of(own).tenant_id == keys.tenant_of(scope(b"Bearer a")).tenant_id
+    both = {"headers": [(b"x-api-key", b"a"), (b"authorization", b"Bearer b")]}
+    with pytest.raises(ApiError):
+        keys.tenant_of(both)
+
+
+def test_a_key_of_a_file_is_known_by_its_digest_and_has_its_own_bounds() -> None:
+    digest = hashlib.sha256(b"secret").hexdigest()
+    keys = ApiKeys(["open"], [KeyEntry(sha256=digest, id="team-a", max_concurrent_requests=1)])
+    tenant = keys.tenant_of(scope(b"Bearer secret"))
+    assert tenant.tenant_id == "team-a"
+    tenant.quota.enter(0)
+    with pytest.raises(RequestError):
+        keys.tenant_of(scope(b"Bearer secret")).quota.enter(0)
+    keys.tenant_of(scope(b"Bearer open")).quota.enter(0)
+    with pytest.raises(ApiError):
+        keys.tenant_of(scope(f"Bearer {digest}".encode()))
 
 
 class TestGuarded:

@@ -33,6 +33,7 @@ async def test_bytes_that_are_no_http_get_the_envelope(data: bytes) -> None:
     answer = await exchange_bytes(server.port, data)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"code": "invalid_http"' in answer
+    assert b"\r\nx-request-id: " in answer
     ok = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
     assert b"hello" in ok
     await server.stop()
