@@ -200,20 +200,31 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; `ConfigError` names what cannot be bound."""
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A listening socket; `ConfigError` names what cannot be bound.
+
+    Sockets of one user that are all `is_shared` listen on one port: each connection goes to one of
+    them, chosen by the kernel.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, address = found[0][0], found[0][4]
-        return _listen(family, address)
+        return _listen(family, address, is_shared=is_shared)
     except OSError as error:
         raise ConfigError(f"--host {host} --port {port}: {error.strerror}") from None
 
 
-def _listen(family: socket.AddressFamily, address: Any) -> socket.socket:  # noqa: ANN401  # per family
+def _listen(
+    family: socket.AddressFamily,
+    address: Any,  # noqa: ANN401  # per family
+    *,
+    is_shared: bool,
+) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)

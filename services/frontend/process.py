@@ -92,7 +92,9 @@ def open_store(settings: FrontendSettings) -> ResponseStore:
 async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
     """The HTTP side and the connection to the detokenizer, while inside."""
     settings = gateway.settings
-    http = HttpServer(create_app(gateway), bind(settings.host, settings.port))
+    http = HttpServer(
+        create_app(gateway), bind(settings.host, settings.port, is_shared=settings.reuse_port)
+    )
     tasks = [asyncio.create_task(gateway.client.run()), asyncio.create_task(gateway.keeper.run())]
     try:
         await http.start()

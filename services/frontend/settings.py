@@ -21,6 +21,9 @@ class FrontendSettings(ServiceSettings):
     model: Path = Field(description="Checkpoint folder; tokenizer, template and config are read.")
     host: str = Field(default="127.0.0.1", description="Address the HTTP server listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    reuse_port: bool = Field(
+        default=False, description="Several processes may listen on the port at once."
+    )
     served_model_name: list[str] = Field(
         default_factory=list,
         description="Names clients may use, repeatable; the first stands in answers. "

@@ -25,6 +25,8 @@ from shared.parent import PARENT_VARIABLE
 EDGE_DRAIN_S: Final = 2.0
 
 
+# The frontends' metrics library reads it.
+METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 DEVICES_VARIABLE: Final = "ASCEND_RT_VISIBLE_DEVICES"
 
 # gRPC reads it when it is imported, so it must be there when a service starts. A service waits for
@@ -89,6 +91,7 @@ def build_commands(
     port: int,
     service_flags: Mapping[str, Sequence[str]],
     layout: Layout | None = None,
+    num_frontends: int = 1,
 ) -> list[Command]:
     """One command per service, the far end of the chain first; the worker has one per rank.
 
@@ -98,31 +101,67 @@ def build_commands(
         port: HTTP port.
         service_flags: Service -> words that options of vLLM become there.
         layout: Ranks of the worker; one if not given.
+        num_frontends: HTTP processes on the port.
     """
     layout = layout or Layout()
     flags = {
         "scheduler": _scheduler_flags(settings, run_dir, layout),
         "detokenizer": _detokenizer_flags(settings, run_dir),
-        "frontend": _frontend_flags(settings, run_dir, port),
     }
     commands = [
         _rank_command(settings, run_dir, layout, rank, service_flags.get("worker", ()))
         for rank in layout.ranks()
     ]
-    return commands + [
-        Command(
-            service=name,
-            argv=(
-                *module_command(name),
-                *_common_flags(settings, run_dir, name),
-                *(str(word) for word in flags[name]),
-                *service_flags.get(name, ()),
-            ),
-            environment=_environment(settings, name),
-        )
-        for name in SERVICES
-        if name in flags
-    ]
+    return (
+        commands
+        + [
+            Command(
+                service=name,
+                argv=(
+                    *module_command(name),
+                    *_common_flags(settings, run_dir, name),
+                    *(str(word) for word in flags[name]),
+                    *service_flags.get(name, ()),
+                ),
+                environment=_environment(settings, name),
+            )
+            for name in SERVICES
+            if name in flags
+        ]
+        + [
+            _frontend_command(
+                settings, run_dir, port, service_flags.get("frontend", ()), number, num_frontends
+            )
+            for number in range(num_frontends)
+        ]
+    )
+
+
+def _frontend_command(
+    settings: UpSettings,
+    run_dir: RunDirectory,
+    port: int,
+    service_flags: Sequence[str],
+    number: int,
+    num_frontends: int,
+) -> Command:
+    """One of the HTTP processes; several share port, numbers and kept responses."""
+    name = "frontend" if number == 0 else f"frontend-{number}"
+    words = _frontend_flags(settings, run_dir, port)
+    environment = _environment(settings, "frontend")
+    if num_frontends > 1:
+        words += ["--reuse-port", "--response-store-path", run_dir.response_store_path()]
+        environment[METRICS_VARIABLE] = str(run_dir.metrics_path())
+    return Command(
+        service=name,
+        argv=(
+            *module_command("frontend"),
+            *_common_flags(settings, run_dir, name),
+            *(str(word) for word in words),
+            *service_flags,
+        ),
+        environment=environment,
+    )
 
 
 def _rank_command(

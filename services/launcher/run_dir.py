@@ -41,6 +41,19 @@ class RunDirectory:
         """Where a service's log lines go."""
         return self.path / f"{service}.log"
 
+    def response_store_path(self) -> Path:
+        """Where several frontends keep their responses together."""
+        return self.path / "responses.db"
+
+    def metrics_path(self) -> Path:
+        """Where several frontends count together."""
+        return self.path / "metrics"
+
+    def make_metrics_path(self) -> None:
+        """An empty folder: counts of an earlier mesh are none of this one's."""
+        shutil.rmtree(self.metrics_path(), ignore_errors=True)
+        self.metrics_path().mkdir(mode=0o700)
+
     def rendezvous_path(self, world: int) -> Path:
         """Where the ranks of a world meet; a new file at each of its starts."""
         return self.path / f"world-{world}.meet"
@@ -86,9 +99,11 @@ class RunDirectory:
         for leftover in (
             *self.path.glob("*.sock"),
             *self.path.glob("*.meet"),
+            *self.path.glob("responses.db*"),
             self.path / STATE_FILE,
         ):
             leftover.unlink(missing_ok=True)
+        shutil.rmtree(self.metrics_path(), ignore_errors=True)
 
 
 def make_run_directory(wanted: Path | None) -> RunDirectory:

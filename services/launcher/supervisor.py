@@ -221,7 +221,7 @@ class Supervisor:
         async with self._start_lock:  # no start is under way from here on
             # The frontend comes first: no request enters any more, and what runs may end.
             for unit in reversed(self._units):
-                has_drain = unit.processes[0].service == "frontend"
+                has_drain = unit.processes[0].service.startswith("frontend")
                 limit_s = STOP_LIMIT_S + (self._drain_timeout_s if has_drain else 0)
                 for process in await unit.stop(limit_s):
                     self._display.line(f"{process.service}: did not stop in {limit_s:g} s, killed")

@@ -45,9 +45,13 @@ def run_up(argv: Sequence[str]) -> int:
 async def _run(start: Start, port: int) -> int:
     settings = start.settings
     run_dir = make_run_directory(settings.run_dir)
+    if start.num_frontends > 1:
+        run_dir.make_metrics_path()
     display = Display()
     supervisor = Supervisor(
-        build_commands(settings, run_dir, port, start.service_flags, start.layout),
+        build_commands(
+            settings, run_dir, port, start.service_flags, start.layout, start.num_frontends
+        ),
         run_dir,
         display,
         url=base_url(settings.host, port),

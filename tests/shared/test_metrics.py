@@ -1,4 +1,19 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from shared.metrics import SHARED_VARIABLE, Metrics
+
+COUNTING = """
+import sys
 from shared.metrics import Metrics
+metrics = Metrics()
+metrics.counter("glm_seen_total", "Seen.", ("kind",)).labels("a").inc(float(sys.argv[1]))
+metrics.gauge("glm_live", "Live.", source=lambda: float(sys.argv[1]))
+metrics.histogram("glm_wait_seconds", "Wait.", (1.0,)).observe(0.5)
+print(metrics.render().decode())
+"""
 
 
 def test_names_appear_as_given() -> None:
@@ -33,3 +48,21 @@ def test_two_registries_do_not_share_names() -> None:
     first.counter("same_total", "x").inc()
     second.counter("same_total", "x")
     assert b"same_total 0.0" in second.render()
+
+
+def test_processes_that_share_a_folder_count_together(tmp_path: Path) -> None:
+    pages = [
+        subprocess.run(
+            [sys.executable, "-c", COUNTING, number],
+            env={**os.environ, SHARED_VARIABLE: str(tmp_path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for number in ("2", "3")
+    ]
+    assert 'glm_seen_total{kind="a"} 2.0' in pages[0]
+    assert 'glm_seen_total{kind="a"} 5.0' in pages[1]
+    assert "glm_live 3.0" in pages[1]
+    assert "glm_wait_seconds_count 2.0" in pages[1]
+    assert "pid=" not in pages[1]

@@ -65,7 +65,16 @@ PASSED: Final = (
         flag="--multistream-overlap-shared-expert",
     ),
     Passed(name="enforce_eager", service="worker", flag="--enforce-eager"),
-    Passed(name="seed", service="frontend", flag="--seed"),
+    *(
+        Passed(name=name, service="frontend", flag=flag_of(name))
+        for name in (
+            "seed",
+            "allowed_origins",
+            "allowed_methods",
+            "allowed_headers",
+            "allow_credentials",
+        )
+    ),
     *(
         Passed(name=name, service="scheduler", flag=flag_of(name))
         for name in (
@@ -86,6 +95,7 @@ PASSED: Final = (
 
 # They say which worker processes there are, and what each is told (ranks.py).
 LAYOUT: Final = (
+    "api_server_count",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
@@ -105,7 +115,6 @@ AS_IT_IS: Final = (
     "data_parallel_size_local",
     "data_parallel_start_rank",
     "distributed_executor_backend",
-    "api_server_count",
     "compilation_config",
     "speculative_config",
 )

@@ -168,8 +168,22 @@ class ServeOptions(Options):
     )
     data_parallel_external_lb: bool = Field(default=False, description="A front for each replica.")
     headless: bool = Field(default=False, description="No HTTP on this machine.")
-    api_server_count: Index | None = Field(default=None, description="HTTP processes.")
+    api_server_count: Index | None = Field(
+        default=None, description="HTTP processes on the port; one if not given."
+    )
     # The edge
+    allowed_origins: str | None = Field(
+        default=None, description="JSON list of origins whose pages may ask; none if not given."
+    )
+    allowed_methods: str | None = Field(
+        default=None, description="JSON list of methods that they may use; all if not given."
+    )
+    allowed_headers: str | None = Field(
+        default=None, description="JSON list of headers that they may send; all if not given."
+    )
+    allow_credentials: bool = Field(
+        default=False, description="They may send cookies and keys of the browser."
+    )
     ssl_keyfile: str | None = Field(default=None, description="TLS.")
     ssl_certfile: str | None = Field(default=None, description="TLS.")
     # JSON

@@ -25,12 +25,14 @@ class Start:
         service_flags: Service -> further words of its command line.
         lines: What the user must know.
         layout: Ranks of the worker.
+        num_frontends: HTTP processes.
     """
 
     settings: UpSettings
     service_flags: Mapping[str, tuple[str, ...]]
     lines: tuple[str, ...]
     layout: Layout
+    num_frontends: int = 1
 
 
 def read_start(argv: Sequence[str], variables: Mapping[str, str]) -> Start:
@@ -71,6 +73,7 @@ def read_start(argv: Sequence[str], variables: Mapping[str, str]) -> Start:
         service_flags=service_flags(verdict.deployment),
         lines=(*line.lines, *built.lines, *verdict.lines),
         layout=layout,
+        num_frontends=verdict.deployment.flags.api_server_count or 1,
     )
 
 

@@ -67,8 +67,8 @@ UNBUILT: Final = (
     Unbuilt(name="data_parallel_backend", missing="ranks are started as processes of this machine"),
     Unbuilt(
         name="api_server_count",
-        missing="one frontend is built (only 1)",
-        asks=lambda asked: asked.flags.api_server_count != 1,
+        missing="each machine serves HTTP (1 or more)",
+        asks=lambda asked: asked.flags.api_server_count == 0,
     ),
     Unbuilt(name=f"{_EXTRA}.layer_sharding", missing=_CUTS, asks=_has_ranks),
     Unbuilt(

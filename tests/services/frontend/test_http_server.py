@@ -195,3 +195,13 @@ async def test_a_stuck_handler_does_not_keep_the_server_up(monkeypatch: pytest.M
         await server.stop()
     results: list[Any] = await asyncio.gather(asking, return_exceptions=True)
     assert len(results) == 1
+
+
+def test_a_port_is_shared_only_by_those_who_want_to() -> None:
+    first = bind("127.0.0.1", 0, is_shared=True)
+    port = first.getsockname()[1]
+    second = bind("127.0.0.1", port, is_shared=True)
+    with pytest.raises(ConfigError, match="Address already in use"):
+        bind("127.0.0.1", port)
+    first.close()
+    second.close()

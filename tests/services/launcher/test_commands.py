@@ -212,3 +212,21 @@ def test_this_grpc_knows_every_switch() -> None:
     environment[GRPC_VARIABLE] = "-event_engine_nonsense"
     done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
     assert b"event_engine_nonsense" in done.stderr
+
+
+def test_several_frontends_share_port_numbers_and_kept_responses(tmp_path: Path) -> None:
+    run_dir = RunDirectory(path=Path("/r"), is_kept=True)
+    made = build_commands(UpSettings(model=tmp_path), run_dir, 8123, {}, num_frontends=3)
+    frontends = [command for command in made if command.service.startswith("frontend")]
+    assert [command.service for command in frontends] == ["frontend", "frontend-1", "frontend-2"]
+    for command in frontends:
+        assert command.argv[3] == "services.frontend"
+        assert value_of(command, "--port") == "8123"
+        assert value_of(command, "--address") == f"unix:/r/{command.service}.sock"
+        assert value_of(command, "--response-store-path") == "/r/responses.db"
+        assert "--reuse-port" in command.argv
+        assert command.environment["PROMETHEUS_MULTIPROC_DIR"] == "/r/metrics"
+    (alone,) = (c for c in commands(UpSettings(model=tmp_path), Path("/r")).values()
+                if c.service.startswith("frontend"))  # fmt: skip
+    assert "--reuse-port" not in alone.argv
+    assert "PROMETHEUS_MULTIPROC_DIR" not in alone.environment

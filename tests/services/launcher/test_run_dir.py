@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.run_dir import SERVICES, STATE_FILE, make_run_directory
+from services.launcher.run_dir import SERVICES, STATE_FILE, RunDirectory, make_run_directory
 from shared.config import check_address
 from shared.errors import ConfigError
 
@@ -85,3 +85,15 @@ def test_places_to_meet_go_with_the_mesh(tmp_path: Path) -> None:
     assert run_dir.rendezvous_path(0) != run_dir.rendezvous_path(1)
     run_dir.clean(keep_logs=True)
     assert not list(run_dir.path.iterdir())
+
+
+def test_what_frontends_share_is_new_for_each_mesh_and_gone_with_it(tmp_path: Path) -> None:
+    run_dir = RunDirectory(path=tmp_path, is_kept=True)
+    run_dir.metrics_path().mkdir()
+    (run_dir.metrics_path() / "counter_1.db").touch()
+    run_dir.make_metrics_path()
+    assert list(run_dir.metrics_path().iterdir()) == []
+    run_dir.response_store_path().touch()
+    run_dir.clean(keep_logs=True)
+    assert not run_dir.metrics_path().exists()
+    assert not run_dir.response_store_path().exists()

@@ -1,0 +1,49 @@
+"""Two HTTP processes on one port: connections are spread, numbers and kept responses are shared."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.conftest import running
+from tests.e2e.mesh import Mesh, replay
+
+NUM_REQUESTS = 24
+
+
+@pytest.fixture(scope="module")
+def doubled() -> Iterator[Mesh]:
+    yield from running("--worker", "replay", "--api-server-count", "2", "--log-level", "debug")
+
+
+def ask(mesh: Mesh, **options: Any) -> httpx.Response:
+    """One request over a connection of its own."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], **replay("</think>Hello"), **options}
+    return httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def test_both_processes_serve_and_count_together(doubled: Mesh) -> None:
+    for _ in range(NUM_REQUESTS):
+        assert ask(doubled).json()["choices"][0]["message"]["content"] == "Hello"
+    assert doubled.metric("vllm:request_success_total") == NUM_REQUESTS
+    # The kernel spreads connections by their hash: that all go to one has odds of 2 in 2 ** 24.
+    for name in ("frontend", "frontend-1"):
+        assert "POST /v1/chat/completions 200" in doubled.log(name)
+
+
+def test_a_response_of_one_process_is_known_to_the_other(doubled: Mesh) -> None:
+    with doubled.client() as client:
+        made = client.responses.create(
+            model="glm-nano", input="Hi", extra_body=replay("</think>Hello")
+        )
+    for _ in range(NUM_REQUESTS):
+        with openai.OpenAI(base_url=f"{doubled.url}/v1", api_key="none") as client:
+            assert client.responses.retrieve(made.id).output_text == "Hello"
+
+
+def test_another_mesh_does_not_slip_onto_the_port(doubled: Mesh) -> None:
+    port = doubled.url.rsplit(":", 1)[1]
+    with pytest.raises(AssertionError, match="choose another with --port"):
+        Mesh("--worker", "replay", "--api-server-count", "2", "--port", port)
