@@ -5,14 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from services.worker.model.config import MAX_SPECULATIVE_TOKENS
 from services.worker.parallel.topology import Topology, read_partition
 from shared.config import ServiceSettings
 
 MIB = 1 << 20
-
-
-# A row of a step computes one token more, and the attention of an NPU takes 16 of a row.
-MAX_SPECULATIVE_TOKENS = 15
 
 
 def _no_more_than_tokens(data: dict[str, Any]) -> int:

@@ -20,6 +20,9 @@ _T = TypeVar("_T")
 BLOCK_SIZE = 128
 """KV slots per block; the sparse kernels of the NPU are built for it."""
 
+MAX_SPECULATIVE_TOKENS = 15
+"""A row computes one token more than it has drafts, and 16 are what an NPU's attention takes."""
+
 FULL = "full"
 SHARED = "shared"
 DENSE = "dense"

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from services.worker.capacity import CPU_KV_CACHE_BYTES
 from services.worker.model.cache_format import CacheFormat
-from services.worker.model.config import ModelConfig
+from services.worker.model.config import MAX_SPECULATIVE_TOKENS, ModelConfig
 from services.worker.parallel.topology import Topology, read_partition
 from services.worker.quant.scheme import QuantDescription
-from services.worker.settings import MAX_SPECULATIVE_TOKENS as _MOST_DRAFTS
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HARDWARE
 from services.worker.sizing.recipe import describe
@@ -198,10 +197,14 @@ def _drafts(settings: PlanSettings) -> int:
     if settings.speculative_config is None:
         return own or 0
     said = values.get("num_speculative_tokens")
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_DRAFTS:
+    if (
+        isinstance(said, bool)
+        or not isinstance(said, int)
+        or not 0 <= said <= MAX_SPECULATIVE_TOKENS
+    ):
         raise ConfigError(
             f"{flag}: num_speculative_tokens={said!r}: must be a whole number of at most "
-            f"{_MOST_DRAFTS}"
+            f"{MAX_SPECULATIVE_TOKENS}"
         )
     if own is not None and own != said:
         raise ConfigError(f"--num-speculative-tokens {own} and {flag} with {said}: give one")

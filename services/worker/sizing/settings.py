@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from services.worker.settings import MAX_SPECULATIVE_TOKENS
+from services.worker.model.config import MAX_SPECULATIVE_TOKENS
 from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HardwareName
 from services.worker.sizing.recipe import SchemeName
 from shared.config import ProcessSettings
