@@ -39,6 +39,12 @@ _DESCRIBED: tuple[type[BaseModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
 )
+# One event of a stream; `data` is a JSON document or [DONE].
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _MEANINGS = {
     400: "The request is wrong; `param` names the field.",
     401: "No API key, or a wrong one.",
@@ -75,7 +81,7 @@ def generation_docs(
         "content": {
             "application/json": {"schema": {"$ref": _REF.format(model=answer.__name__)}},
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "schema": _EVENT,
                 "example": "data: {...}\n\ndata: [DONE]\n\n",
             },
         },

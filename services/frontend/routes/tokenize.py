@@ -4,7 +4,6 @@ from fastapi import APIRouter, Request
 
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import conversation_of
-from services.frontend.conversation import tool_choice_of
 from services.frontend.documentation import body_docs, error_docs
 from services.frontend.errors import invalid
 from services.frontend.gateway import Gateway
@@ -13,6 +12,7 @@ from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.frontend.serving import admit
+from services.frontend.tool_choice import tool_rules_of
 from services.frontend.validation import parse
 from services.frontend.visit import visit_of
 
@@ -25,7 +25,7 @@ def router(gateway: Gateway) -> APIRouter:
         "/tokenize",
         response_model=TokenizeAnswer,
         response_model_exclude_none=True,
-        responses=error_docs(400, 413),
+        responses=error_docs(400, 404, 408, 413, 429, 503),
         openapi_extra=body_docs(TokenizeRequest),
     )
     async def tokenize(request: Request) -> TokenizeAnswer:
@@ -47,7 +47,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post(
         "/detokenize",
         response_model=DetokenizeAnswer,
-        responses=error_docs(400, 413),
+        responses=error_docs(400, 404, 408, 413, 429, 503),
         openapi_extra=body_docs(DetokenizeRequest),
     )
     async def detokenize(request: Request) -> DetokenizeAnswer:
@@ -75,7 +75,7 @@ async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> list[int
         )
     # The very rules of the chat endpoint, so that the count is what a request would cost.
     chat = parse(ChatRequest, {name: body.value[name] for name in _CHAT_FIELDS & body.value.keys()})
-    tool_choice_of(chat, has_parser=True)
+    tool_rules_of(chat, has_parser=True)
     conversation, _ = conversation_of(gateway, chat, body)
     prompt = await gateway.renderer.render_chat(
         conversation, num_bytes=body.num_bytes, limit=NO_LIMIT

@@ -157,6 +157,9 @@ def frames_of(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...]) -> li
     if not output.is_stream:
         choices = [_whole_choice(s.index, "".join(pieces), is_chat) for s in submit.sequences]
         kind = "chat.completion" if is_chat else "text_completion"
+        if output.object_kind == detokenizer_pb2.OBJECT_KIND_TOKENS:
+            kind = "generate"
+            choices = [{**choice, "token_ids": [1], "stop_reason": None} for choice in choices]
         return [json.dumps({**head, "object": kind, "choices": choices, "usage": usage}).encode()]
     kind = "chat.completion.chunk" if is_chat else "text_completion"
     frames = [
@@ -209,6 +212,7 @@ def _message_frames(submit: detokenizer_pb2.TextSubmit, pieces: tuple[str, ...])
     head = {"id": output.response_id, "type": "message", "role": "assistant"}
     head |= {"model": output.model, "stop_sequence": None}
     usage = {"input_tokens": 1, "output_tokens": len(pieces)}
+    usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     if not output.is_stream:
         block = {"type": "text", "text": "".join(pieces)}
         whole = {**head, "content": [block], "stop_reason": "end_turn", "usage": usage}
