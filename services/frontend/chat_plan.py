@@ -8,11 +8,9 @@ from typing import Final
 from services.frontend.bodies import Body
 from services.frontend.conversation import (
     check_messages,
-    check_response_format,
     check_tools,
     declared_tools,
     template_arguments,
-    tool_choice_of,
 )
 from services.frontend.errors import invalid
 from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
@@ -22,8 +20,11 @@ from services.frontend.render import NO_LIMIT, Conversation
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.serving import Plan
-from services.frontend.submission import ObjectKind, OutputPlan, ToolChoice
+from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.text_formats import text_format_of
 from services.frontend.token_limits import truncated, with_thinking_budget
+from services.frontend.tool_choice import ToolRules, tool_rules_of
+from services.frontend.tools_constraint import constraint_of
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.glm.render import RenderedPrompt, ends_in_reasoning
@@ -60,7 +61,7 @@ async def plan_conversation(
         adapt: Makes the output of another protocol from that of a chat.
     """
     prepared = await prepare_chat(gateway, request, body, visit)
-    prompt, tool_choice = prepared.prompt, prepared.tool_choice
+    prompt, rules = prepared.prompt, prepared.rules
     submission = await submission_of(
         gateway,
         request,
@@ -68,8 +69,9 @@ async def plan_conversation(
         id_prefix=id_prefix,
         prompts=[prompt.token_ids],
         sampling=prepared.sampling,
-        make_output=lambda: adapt(_output(gateway, request, prompt, tool_choice, visit)),
+        make_output=lambda: adapt(_output(gateway, request, prompt, rules, visit)),
     )
+    submission = dataclasses.replace(submission, constraint_param=prepared.constraint_param)
     return Plan(submission=submission, unknown_fields=prepared.unknown_fields)
 
 
@@ -79,7 +81,8 @@ class PreparedChat:
 
     prompt: RenderedPrompt
     sampling: SamplingSpec
-    tool_choice: ToolChoice
+    rules: ToolRules
+    constraint_param: str
     unknown_fields: list[str]
 
 
@@ -88,14 +91,25 @@ async def prepare_chat(
 ) -> PreparedChat:
     """Check, render and resolve a parsed chat."""
     unknown = check_common(gateway, request, num_prompts=1)
-    tool_choice = _check_chat(gateway, request)
+    rules = _check_chat(gateway, request)
+    form, form_param = text_format_of(request)
     conversation, more_unknown = conversation_of(gateway, request, body)
     prompt = await _render(gateway, request, conversation, body, visit)
     sampling = _sampling(gateway, request, len(prompt.token_ids))
+    sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
+    thinks = prompt.starts_in_reasoning and gateway.settings.reasoning_parser != "none"
+    constraint = constraint_of(
+        form,
+        rules,
+        is_parallel=request.parallel_tool_calls is not False,
+        end_think=gateway.dialect.control.end_think if thinks else None,
+        is_replay=gateway.settings.worker_mode == "replay",
+    )
     return PreparedChat(
         prompt=prompt,
-        sampling=with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling),
-        tool_choice=tool_choice,
+        sampling=dataclasses.replace(sampling, constraint=constraint),
+        rules=rules,
+        constraint_param=form_param or "tools",
         unknown_fields=unknown + more_unknown,
     )
 
@@ -153,11 +167,10 @@ def _asked_tokens(request: ChatRequest) -> int | None:
     return request.max_completion_tokens if is_new_name else request.max_tokens
 
 
-def _check_chat(gateway: Gateway, request: ChatRequest) -> ToolChoice:
-    check_response_format(request.response_format)
+def _check_chat(gateway: Gateway, request: ChatRequest) -> ToolRules:
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("'top_logprobs' is only allowed with 'logprobs': true.", "top_logprobs")
-    return tool_choice_of(request, has_parser=gateway.settings.tool_call_parser != "none")
+    return tool_rules_of(request, has_parser=gateway.settings.tool_call_parser != "none")
 
 
 def _sampling(gateway: Gateway, request: ChatRequest, num_prompt: int) -> SamplingSpec:
@@ -182,7 +195,7 @@ def _output(
     gateway: Gateway,
     request: ChatRequest,
     prompt: RenderedPrompt,
-    tool_choice: ToolChoice,
+    rules: ToolRules,
     visit: Visit,
 ) -> OutputPlan:
     options = request.stream_options
@@ -200,8 +213,9 @@ def _output(
         parse_reasoning=gateway.settings.reasoning_parser != "none",
         starts_in_reasoning=prompt.starts_in_reasoning,
         include_reasoning=request.include_reasoning is not False,
-        tools=declared_tools(request.tools),
-        tool_choice=tool_choice,
+        tools=declared_tools(rules.tools),
+        tool_choice=rules.choice,
+        tool_choice_name=rules.name,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         include_logprobs=bool(request.logprobs),
         num_top_logprobs=request.top_logprobs or 0,

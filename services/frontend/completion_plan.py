@@ -1,5 +1,6 @@
 """A completions body to a `Submission`: check, encode, resolve."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +15,11 @@ from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.text_formats import text_format_of
 from services.frontend.token_limits import truncated
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
+from shared.constraint import Constraint
 from shared.sampling import SamplingSpec
 
 ID_PREFIX: Final = "cmpl-"
@@ -36,6 +39,7 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         sampling=prepared.sampling,
         make_output=lambda: _output(gateway, request, prepared.echoes, visit),
     )
+    submission = dataclasses.replace(submission, constraint_param=prepared.constraint_param)
     return Plan(submission=submission, unknown_fields=unknown + prepared.unknown_fields)
 
 
@@ -46,6 +50,7 @@ class PreparedCompletion:
     prompts: Sequence[Sequence[int]]
     sampling: SamplingSpec
     echoes: tuple[str, ...]
+    constraint_param: str
     unknown_fields: list[str]
 
 
@@ -62,13 +67,17 @@ async def prepare_completion(
             "echo",
             "unsupported_value",
         )
+    form, form_param = text_format_of(request)
     prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
+    if form is not None:
+        sampling = dataclasses.replace(sampling, constraint=Constraint(format=form))
     is_cut = request.truncate_prompt_tokens is not None
     return PreparedCompletion(
         prompts=prompts,
         sampling=sampling,
         echoes=await _echoes(gateway, request, prompts if is_cut else given),
+        constraint_param=form_param,
         unknown_fields=unknown,
     )
 

@@ -13,7 +13,7 @@ import msgspec
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import MESSAGE_NOT_SERVED, sort_extra
 from services.frontend.schemas.chat import ChatMessage, ChatRequest, Tool
-from services.frontend.submission import DeclaredTool, ToolChoice
+from services.frontend.submission import DeclaredTool
 from services.frontend.validation import check_depth, quote
 from shared.glm.dialect import Dialect
 from shared.glm.thinking import EFFORTS, thinking_arguments
@@ -21,7 +21,6 @@ from shared.glm.thinking import EFFORTS, thinking_arguments
 _RESERVED_ARGUMENTS: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"}
 )
-_RESPONSE_FORMATS: Final = ("json_object", "json_schema", "structural_tag")
 
 
 def check_messages(messages: Sequence[ChatMessage], raw: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -68,62 +67,6 @@ def declared_tools(tools: Sequence[Tool] | None) -> tuple[DeclaredTool, ...]:
             else msgspec.json.encode(tool.function.parameters),
         )
         for tool in tools or ()
-    )
-
-
-def tool_choice_of(request: ChatRequest, *, has_parser: bool) -> ToolChoice:
-    """Which calls are allowed; what needs a grammar is refused by name."""
-    if request.tools and not has_parser:
-        raise unsupported("tools", "this server runs without a tool call parser")
-    choice = request.tool_choice
-    if choice is None:
-        return ToolChoice.AUTO if request.tools else ToolChoice.NONE
-    if choice == "none":
-        return ToolChoice.NONE
-    if not isinstance(choice, (str, dict)):
-        raise invalid(
-            "Invalid type for 'tool_choice': expected a string or an object.",
-            "tool_choice",
-            "invalid_type",
-        )
-    if isinstance(choice, str) and choice not in ("auto", "required"):
-        raise invalid(
-            f"Invalid value for 'tool_choice': {quote(choice)}. Supported values are: 'none', "
-            "'auto'.",
-            "tool_choice",
-        )
-    if not request.tools:
-        raise invalid("'tool_choice' is only allowed when 'tools' are given.", "tool_choice")
-    if choice == "auto":
-        return ToolChoice.AUTO
-    raise unsupported(
-        "tool_choice",
-        "calls cannot be forced in this version, that needs constrained decoding; use 'auto' or "
-        "'none'",
-    )
-
-
-def check_response_format(given: Mapping[str, Any] | None) -> None:
-    """Only text; formats that need a grammar are refused by name."""
-    if given is None:
-        return
-    if "type" not in given:
-        raise invalid(
-            "Missing required parameter: 'response_format.type'.",
-            "response_format.type",
-            "missing_required_parameter",
-        )
-    kind = given["type"]
-    if kind == "text":
-        return
-    if kind in _RESPONSE_FORMATS:
-        raise unsupported(
-            "response_format",
-            f"{quote(kind)} needs constrained decoding, which this version does not have",
-        )
-    raise invalid(
-        f"Invalid value for 'response_format.type': {quote(kind)}. Supported values are: 'text'.",
-        "response_format.type",
     )
 
 

@@ -80,7 +80,8 @@ class DetokenizerClient:
             initial_credit_bytes=self._credit_bytes,
         )
         size = self._submits.check(message)
-        exchange = Exchange(message.stream_id, submission.request_id)
+        param = submission.constraint_param
+        exchange = Exchange(message.stream_id, submission.request_id, param)
         self._exchanges[exchange.stream_id] = exchange
         self._submits.put(message, size)
         self._link.wake()
@@ -256,6 +257,7 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
             for tool in output.tools
         ],
         tool_choice=int(output.tool_choice),  # type: ignore[arg-type]  # enums are ints on the wire
+        tool_choice_name=output.tool_choice_name,
         parallel_tool_calls=output.parallel_tool_calls,
         include_logprobs=output.include_logprobs,
         num_top_logprobs=output.num_top_logprobs,

@@ -11,6 +11,7 @@ credit of the request.
 import asyncio
 from collections.abc import Callable
 
+from services.frontend.tools_constraint import name_field
 from shared.errors import RequestError
 from shared.sampling import SequenceStats
 
@@ -19,6 +20,7 @@ class Exchange:
     """The mailbox of one request."""
 
     __slots__ = (
+        "_constraint_param",
         "_pieces",
         "_waiter",
         "error",
@@ -32,8 +34,9 @@ class Exchange:
         "stream_id",
     )
 
-    def __init__(self, stream_id: int, request_id: str) -> None:
-        """Wait for a verdict."""
+    def __init__(self, stream_id: int, request_id: str, constraint_param: str = "") -> None:
+        """Wait for a verdict; `constraint_param` names what a constraint came from."""
+        self._constraint_param = constraint_param
         self.stream_id = stream_id
         self.request_id = request_id
         self.is_admitted = False
@@ -74,7 +77,7 @@ class Exchange:
     def fail(self, error: RequestError) -> None:
         """The bad end, or the refusal."""
         if not self.is_ended:
-            self.error = error
+            self.error = name_field(error, self._constraint_param)
             self.is_ended = True
             self.wake()
 

@@ -22,12 +22,7 @@ _NOT_BUILT: Final = "this version does not have it"
 _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (1,),
     "ec_transfer_params": (),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
@@ -35,7 +30,6 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_logprobs": (),
     "repetition_detection": (),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (),
@@ -67,7 +61,6 @@ CHAT_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
 COMPLETION_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
 RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {

@@ -1,12 +1,13 @@
 """Token ids to a `Submission` whose answer are token ids; and chats to the ids that do that."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import prepare_chat
 from services.frontend.completion_plan import prepare_completion
-from services.frontend.errors import ApiError, context_exceeded
+from services.frontend.errors import ApiError, context_exceeded, unsupported
 from services.frontend.fields import CHAT_NOT_SERVED, COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, submission_of, unix_now
@@ -17,13 +18,18 @@ from services.frontend.schemas.fields import GenerationFields, RequestFields, Sa
 from services.frontend.schemas.generate import GenerateRequest, SamplingParams
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.text_formats import text_format_of
 from services.frontend.token_limits import with_thinking_budget
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
+from shared.constraint import Constraint
 from shared.glm.render import RenderedPrompt, ends_in_reasoning
 
 ID_PREFIX: Final = "generate-tokens-"
-_SAMPLING: Final = (*SamplingFields.model_fields, "skip_special_tokens", "n")
+_SAMPLING: Final = (
+    *SamplingFields.model_fields,
+    *("response_format", "skip_special_tokens", "n"),
+)
 _PASSED: Final = ("stream", "stream_options", "cache_salt", "priority", "request_id", "user")
 
 
@@ -58,6 +64,11 @@ async def plan_tokens(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         )
         prompt = _prompt(gateway, request)
         sampling = with_thinking_budget(gateway, params.thinking_token_budget, prompt, sampling)
+        form, form_param = text_format_of(fields)
+        if form is not None:
+            end = gateway.dialect.control.end_think if prompt.starts_in_reasoning else None
+            constraint = Constraint(format=form, start_after_token_id=end)
+            sampling = dataclasses.replace(sampling, constraint=constraint)
         submission = await submission_of(
             gateway,
             fields,
@@ -69,6 +80,7 @@ async def plan_tokens(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         )
     except ApiError as error:
         raise _inside(error) from None
+    submission = dataclasses.replace(submission, constraint_param=f"sampling_params.{form_param}")
     return Plan(submission=submission, unknown_fields=unknown)
 
 
@@ -79,6 +91,9 @@ async def render_chat(
     request = parse(ChatRequest, body.value)
     unknown = sort_extra(request, CHAT_NOT_SERVED)
     prepared = await prepare_chat(gateway, request, body, visit)
+    constraint = prepared.sampling.constraint
+    if constraint is not None and constraint.calls is not None:
+        raise unsupported("tools", "a rendered request cannot carry calls that are constrained")
     made = _rendered(gateway, request, prepared.prompt.token_ids, body.value, visit)
     params = made["sampling_params"]
     params["max_tokens"] = prepared.sampling.max_tokens

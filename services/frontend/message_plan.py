@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import conversation_of, plan_conversation
-from services.frontend.conversation import tool_choice_of
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import MESSAGES_NOT_SERVED, sort_extra
 from services.frontend.framing import MessageFraming
@@ -22,6 +21,8 @@ from services.frontend.schemas.fields import RequestFields
 from services.frontend.schemas.messages import CountTokensRequest, MessagesRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.tool_choice import tool_rules_of
+from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 
@@ -66,6 +67,7 @@ async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         raise renamed(error, chat.origins, _NAMES) from None
     return dataclasses.replace(
         plan,
+        submission=renamed_constraint(plan.submission, _NAMES),
         unknown_fields=unknown + left_out + plan.unknown_fields,
         framing=MessageFraming(),
     )
@@ -80,7 +82,7 @@ async def count_tokens(gateway: Gateway, body: Body) -> int:
     raw, chat, _ = _chat_body(request, body.value)
     try:
         parsed = parse(ChatRequest, raw)
-        tool_choice_of(parsed, has_parser=True)
+        tool_rules_of(parsed, has_parser=True)
         conversation, _ = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
     except ApiError as error:
         raise renamed(error, chat.origins, _NAMES) from None

@@ -28,6 +28,7 @@ from services.frontend.schemas.fields import RequestFields
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
 
@@ -66,6 +67,7 @@ async def plan_response(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     answer = _KeptResponse(gateway, visit, items, _echo(gateway, request, body.value), request)
     return dataclasses.replace(
         plan,
+        submission=renamed_constraint(plan.submission, _NAMES),
         unknown_fields=unknown + plan.unknown_fields,
         framing=ResponseFraming(),
         kept=answer if request.store is not False else None,

@@ -25,6 +25,8 @@ class ToolChoice(enum.IntEnum):
 
     NONE = 1
     AUTO = 2
+    REQUIRED = 3
+    NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class OutputPlan:
     include_reasoning: bool = True
     tools: tuple[DeclaredTool, ...] = ()
     tool_choice: ToolChoice = ToolChoice.NONE
+    # The tool that must be called, if one is named.
+    tool_choice_name: str = ""
     parallel_tool_calls: bool = True
     include_logprobs: bool = False
     num_top_logprobs: int = 0
@@ -97,3 +101,5 @@ class Submission:
     priority: int = 0
     # 0 is no limit of its own.
     first_token_timeout_ms: int = 0
+    # The field of the body that asks for `sampling.constraint`, for errors.
+    constraint_param: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.frontend.errors import ApiError, invalid
-from services.frontend.schemas.fields import ConstrainedFields
+from services.frontend.schemas.fields import GenerationFields
 from services.frontend.validation import check_depth, quote
 from shared.constraint import MAX_CHOICES, MAX_CONSTRAINT_BYTES, FormatKind, TextFormat
 
@@ -19,7 +19,7 @@ _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structura
 _SCHEMA: Final = "response_format.json_schema"
 
 
-def text_format_of(request: ConstrainedFields) -> tuple[TextFormat | None, str]:
+def text_format_of(request: GenerationFields) -> tuple[TextFormat | None, str]:
     """The form, None for any text, and the field that asks for it."""
     found = {name: read for name, read in _found(request).items() if read is not None}
     if len(found) > 1:
@@ -35,7 +35,7 @@ def text_format_of(request: ConstrainedFields) -> tuple[TextFormat | None, str]:
     return None, ""
 
 
-def _found(request: ConstrainedFields) -> dict[str, TextFormat | None]:
+def _found(request: GenerationFields) -> dict[str, TextFormat | None]:
     return {
         "response_format": _from_response_format(request.response_format),
         "structured_outputs": _from_structured_outputs(request),
@@ -88,32 +88,31 @@ def _from_json_schema(given: object) -> TextFormat:
 # ---- structured_outputs ----
 
 
-def _from_structured_outputs(request: ConstrainedFields) -> TextFormat | None:
+def _from_structured_outputs(request: GenerationFields) -> TextFormat | None:
     given, where = request.structured_outputs, "structured_outputs"
     if given is None:
         return None
+    values = {name: getattr(given, "json_" if name == "json" else name) for name in _KINDS}
     # A json_object of false asks for nothing.
-    asked = [name for name in _KINDS if getattr(given, name) not in (None, False)]
+    asked = [name for name, value in values.items() if value not in (None, False)]
     if len(asked) != 1:
         what = " and ".join(f"'{name}'" for name in asked) if asked else "none"
         raise invalid(
             f"Invalid '{where}': expected exactly one of {', '.join(_KINDS)}, got {what}.", where
         )
-    form = _of_kind(asked[0], getattr(given, asked[0]), f"{where}.{asked[0]}")
+    form = _of_kind(asked[0], values[asked[0]], f"{where}.{asked[0]}")
     if given.disable_additional_properties:
         form = _closed(form, where)
     return _spaced(form, not given.disable_any_whitespace, given.whitespace_pattern or "")
 
 
-def _from_guided(request: ConstrainedFields) -> dict[str, TextFormat | None]:
+def _from_guided(request: GenerationFields) -> dict[str, TextFormat | None]:
     """The older names."""
     names = ("json", "regex", "choice", "grammar")
     given = {f"guided_{kind}": getattr(request, f"guided_{kind}") for kind in names}
     pattern = request.guided_whitespace_pattern
     found = {
-        name: _spaced(
-            _of_kind(kind, given[name], name), has_whitespace=True, pattern=pattern or ""
-        )
+        name: _spaced(_of_kind(kind, given[name], name), has_whitespace=True, pattern=pattern or "")
         for kind, name in zip(names, given, strict=True)
         if given[name] is not None
     }
@@ -200,7 +199,7 @@ def _closed(form: TextFormat, where: str) -> TextFormat:
     return TextFormat(kind=form.kind, text=_text_of(schema))
 
 
-def _spaced(form: TextFormat, has_whitespace: bool, pattern: str) -> TextFormat:  # noqa: FBT001
+def _spaced(form: TextFormat, has_whitespace: bool, pattern: str) -> TextFormat:
     return TextFormat(
         kind=form.kind,
         text=form.text,

@@ -49,12 +49,11 @@ def constraint_of(
     return None
 
 
-def name_field(error: RequestError, submission_param: str, names: Mapping[str, str]) -> RequestError:
-    """A refusal of the worker in the words of the request's own fields."""
+def name_field(error: RequestError, constraint_param: str) -> RequestError:
+    """What the worker says of a constraint, in the words of the field that asked for it."""
     if error.field is None or not error.field.startswith("constraint"):
         return error
-    own = "tools" if error.field == _CALLS else submission_param
-    param = names.get(own, own)
+    param = "tools" if error.field == _CALLS else constraint_param
     reason = error.message.partition(": ")[2] or error.message
     return RequestError(
         error.reason,
@@ -64,12 +63,10 @@ def name_field(error: RequestError, submission_param: str, names: Mapping[str, s
     )
 
 
-def with_constraint(submission: Submission, constraint: Constraint | None, param: str) -> Submission:
-    """The submission under a constraint that `param` asks for."""
-    if constraint is None:
-        return submission
-    sampling = dataclasses.replace(submission.sampling, constraint=constraint)
-    return dataclasses.replace(submission, sampling=sampling, constraint_param=param)
+def renamed_constraint(submission: Submission, names: Mapping[str, str]) -> Submission:
+    """The same with the name that another protocol has for the field."""
+    param = submission.constraint_param
+    return dataclasses.replace(submission, constraint_param=names.get(param, param))
 
 
 def _calls(rules: ToolRules, *, is_required: bool, is_parallel: bool) -> CallRules:

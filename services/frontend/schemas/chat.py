@@ -110,14 +110,13 @@ class ChatRequest(GenerationFields):
         None, min_length=1, max_length=MAX_TOOLS, description="Functions the model may call."
     )
     tool_choice: ToolChoice = Field(
-        None, description="`none` or `auto`; `required` and a named tool are refused so far."
+        None, description="`none`, `auto`, `required`, a function or `allowed_tools`."
     )
-    parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only.")
+    parallel_tool_calls: bool | None = Field(None, description="false allows one call only.")
     reasoning_effort: ReasoningEffort | None = Field(
         None,
         description="`none` switches thinking off, `high` shortens it; all else is the most.",
     )
-    response_format: JsonObject | None = Field(None, description='Only `{"type": "text"}` so far.')
     chat_template_kwargs: JsonObject | None = Field(
         None, description="`enable_thinking`, `clear_thinking`, `reasoning_effort`."
     )

@@ -28,6 +28,9 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-
 Label = Annotated[str, Field(max_length=512)]
 
 
+JsonObject = dict[str, Any]
+
+
 class StrictModel(BaseModel):
     """Strict types, unknown fields kept aside."""
 
@@ -83,6 +86,24 @@ class Replay(StrictModel):
     )
 
 
+class StructuredOutputs(StrictModel):
+    """What the text has to be: exactly one of the first six."""
+
+    json_: Any = Field(None, alias="json", description="A JSON Schema, or the text of one.")
+    regex: str | None = Field(None, description="The whole text matches it.")
+    choice: list[str] | None = Field(None, description="The text is one of these.")
+    grammar: str | None = Field(None, description="In the notation of Lark or GBNF.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    structural_tag: Any = Field(None, description="As `response_format`, or the text of it.")
+    disable_any_whitespace: bool | None = Field(None, description="JSON without blanks.")
+    disable_additional_properties: bool | None = Field(
+        None, description="Objects have declared properties only."
+    )
+    whitespace_pattern: str | None = Field(
+        None, min_length=1, max_length=256, description="What stands between parts of JSON."
+    )
+
+
 class SamplingFields(StrictModel):
     """How tokens are chosen and where the output ends."""
 
@@ -121,6 +142,14 @@ class SamplingFields(StrictModel):
         None, max_length=MAX_BAD_WORDS, description="Texts that may not be generated."
     )
     min_tokens: int | None = Field(None, ge=0, description="No stop before this many tokens.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="As vLLM's.")
+    guided_json: Any = Field(None, description="Older name of `structured_outputs.json`.")
+    guided_regex: str | None = Field(None, description="Of `structured_outputs.regex`.")
+    guided_choice: list[str] | None = Field(None, description="Of `structured_outputs.choice`.")
+    guided_grammar: str | None = Field(None, description="Of `structured_outputs.grammar`.")
+    guided_whitespace_pattern: str | None = Field(
+        None, min_length=1, max_length=256, description="Needs `guided_json`."
+    )
 
 
 class RequestFields(SamplingFields):
@@ -155,6 +184,9 @@ class GenerationFields(RequestFields):
     stream_options: StreamOptions | None = Field(None, description="Needs `stream: true`.")
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Choices per prompt; 1.")
     max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate.")
+    response_format: JsonObject | None = Field(
+        None, description="`text`, `json_object`, `json_schema` or `structural_tag`."
+    )
     skip_special_tokens: bool | None = Field(
         None, description="Leave special tokens out where no output parser runs; true."
     )
@@ -173,6 +205,3 @@ class GenerationFields(RequestFields):
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Which end of the prompt is cut off; left."
     )
-
-
-JsonObject = dict[str, Any]

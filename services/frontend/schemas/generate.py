@@ -8,6 +8,7 @@ from services.frontend.schemas.fields import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     CacheSalt,
+    JsonObject,
     Label,
     Priority,
     Replay,
@@ -27,6 +28,7 @@ class SamplingParams(SamplingFields):
         None, ge=0, le=MAX_LOGPROBS, description="Alternatives to report per token."
     )
     skip_special_tokens: bool | None = Field(None, description="Of the text; true.")
+    response_format: JsonObject | None = Field(None, description="As of chats.")
     thinking_token_budget: int | None = Field(
         None, ge=-1, description="Most tokens of thinking, where the prompt opens a think block."
     )

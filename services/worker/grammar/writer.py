@@ -97,7 +97,7 @@ def regex_terminal(pattern: str) -> str:
 
 
 def refused(field: str, message: str) -> RequestError:
-    """A part of a constraint that cannot be used."""
-    return RequestError(
-        FailureReason.INVALID_ARGUMENT, f"{field}: {message}", field=f"constraint.{field}"
-    )
+    """A part of a constraint that cannot be used; what is more exact follows a colon."""
+    part = field.partition(":")[0]
+    path = part if part == "constraint" else f"constraint.{part}"
+    return RequestError(FailureReason.INVALID_ARGUMENT, f"{field}: {message}", field=path)

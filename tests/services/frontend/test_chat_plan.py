@@ -159,8 +159,12 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": "json"}, "response_format", "invalid_type"),
     ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_value"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "missing_required_parameter",
+    ),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     # tools
     ({"tools": []}, "tools", "empty_array"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
@@ -177,8 +181,13 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
     ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_value"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "unsupported_value"),
+    ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "invalid_value"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function"}},
+        "tool_choice.function.name",
+        "missing_required_parameter",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": "bogus"}, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": 5}, "tool_choice", "invalid_type"),
     # thinking
@@ -223,7 +232,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": 2**31}, "priority", "integer_above_max_value"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
     ({"stream_interval": 5}, "stream_interval", "unsupported_value"),
-    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "unsupported_value"),
+    ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "unsupported_value"),
     ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_value"),
     ({"functions": [{"name": "now"}]}, "functions", "unsupported_value"),
 ]

@@ -6,15 +6,13 @@ import pytest
 
 from services.frontend.conversation import (
     check_messages,
-    check_response_format,
     check_tools,
     declared_tools,
     template_arguments,
-    tool_choice_of,
 )
 from services.frontend.errors import ApiError
 from services.frontend.schemas.chat import ChatRequest
-from services.frontend.submission import DeclaredTool, ToolChoice
+from services.frontend.submission import DeclaredTool
 from services.frontend.validation import parse
 from shared.glm.dialect import Dialect
 
@@ -90,29 +88,8 @@ def test_declared_tools_keep_their_schema_as_json() -> None:
     assert declared_tools(None) == ()
 
 
-def test_tools_without_a_parser_are_refused() -> None:
-    with pytest.raises(ApiError, match="without a tool call parser"):
-        tool_choice_of(request(tools=TOOLS), has_parser=False)
-
-
-@pytest.mark.parametrize(
-    ("fields", "choice"),
-    [
-        ({}, ToolChoice.NONE),
-        ({"tools": TOOLS}, ToolChoice.AUTO),
-        ({"tools": TOOLS, "tool_choice": "auto"}, ToolChoice.AUTO),
-        ({"tools": TOOLS, "tool_choice": "none"}, ToolChoice.NONE),
-    ],
-)
-def test_the_choice_is_auto_with_tools_and_none_without(
-    fields: dict[str, Any], choice: ToolChoice
-) -> None:
-    assert tool_choice_of(request(**fields), has_parser=True) is choice
-
-
 def test_no_tools_is_nothing_to_check() -> None:
     check_tools(None, None)
-    check_response_format(None)
 
 
 @pytest.mark.parametrize(

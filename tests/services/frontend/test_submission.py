@@ -15,5 +15,4 @@ def test_numbers_of_enums_are_those_of_the_contract() -> None:
 
 def test_every_field_of_the_output_plan_is_one_of_the_contract() -> None:
     known = {field.name for field in detokenizer_pb2.OutputSpec.DESCRIPTOR.fields}
-    # Named calls need a grammar; until then nobody sets the name.
-    assert known - {field.name for field in fields(OutputPlan)} == {"tool_choice_name"}
+    assert known == {field.name for field in fields(OutputPlan)}
