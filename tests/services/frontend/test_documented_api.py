@@ -56,7 +56,7 @@ async def serve(folder: Path, is_up: threading.Event, found: dict[str, Any]) -> 
         )
     )
     async with running_http(gateway) as http:
-        while gateway.not_ready_reason:
+        while gateway.not_ready_reason:  # noqa: ASYNC110  # told by no event
             await asyncio.sleep(0.01)
         found["url"] = f"http://127.0.0.1:{http.port}"
         is_up.set()
