@@ -49,3 +49,11 @@ class Upstream(Protocol):
 
     def abort(self, stream_id: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
         """End a sequence; its end is still told, to nobody. Idempotent."""
+
+    async def reset_cache(self) -> int:
+        """Ask the scheduler to share nothing that was computed so far; how many blocks that were.
+
+        Raises:
+            RequestError: It cannot be reached.
+        """
+        ...

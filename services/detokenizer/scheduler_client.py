@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeAlias
 
+import grpc.aio
+
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.detokenizer.faults import internal_error
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
@@ -16,12 +18,14 @@ from services.detokenizer.ports import SequenceListener
 from shared import wire
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
+from shared.rpc import error_from_rpc
 from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
 # The scheduler takes messages of 64 MiB; a request, and a batch of them, stay below.
 MAX_SUBMIT_BYTES: Final = 48 << 20
 MAX_RECEIVE_MIB: Final = 64
+RESET_TIMEOUT_S: Final = 5.0
 _FINISH_REASONS: Final = frozenset(map(int, FinishReason))
 
 P = ParamSpec("P")
@@ -113,6 +117,19 @@ class SchedulerClient:
             )
         )
         self._link.wake()
+
+    async def reset_cache(self) -> int:
+        """Ask the scheduler to share nothing that was computed so far; how many blocks it was."""
+        self._link.check_connected()
+        assert self._link.channel is not None
+        stub = scheduler_pb2_grpc.PrefixCacheServiceStub(self._link.channel)
+        try:
+            answer = await stub.ResetCache(
+                scheduler_pb2.ResetCacheRequest(), timeout=RESET_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        return int(answer.num_blocks)
 
     # ---- rpc_link.LinkOwner ----
 

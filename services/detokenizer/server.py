@@ -160,6 +160,13 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         num_aborted = self._live.abort(request.request_id)
         return detokenizer_pb2.DetokenizerServiceAbortResponse(num_aborted=num_aborted)
 
+    async def ResetCache(
+        self, request: detokenizer_pb2.DetokenizerServiceResetCacheRequest, context: Context
+    ) -> detokenizer_pb2.DetokenizerServiceResetCacheResponse:
+        """Pass a reset of the prefix caches on."""
+        num_blocks = await self._upstream.reset_cache()
+        return detokenizer_pb2.DetokenizerServiceResetCacheResponse(num_blocks=num_blocks)
+
     async def _read(self, session: Session, context: Context) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
             session.handle(incoming_from_proto(request), time.monotonic())

@@ -17,6 +17,7 @@ from services.frontend.middleware import Door, error_response
 from services.frontend.routes import (
     chat,
     completions,
+    dev,
     generate,
     messages,
     models,
@@ -38,7 +39,17 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
     )
-    for room in (chat, completions, responses, messages, generate, models, tokenize, operations):
+    for room in (
+        chat,
+        completions,
+        responses,
+        messages,
+        generate,
+        models,
+        tokenize,
+        operations,
+        dev,
+    ):
         app.include_router(room.router(gateway))
     settings = gateway.settings
     keys = [key.get_secret_value() for key in settings.api_key]

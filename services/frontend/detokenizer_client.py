@@ -22,6 +22,7 @@ from shared.sampling import LoadSnapshot
 
 CREDIT_INTERVAL_S: Final = 0.05
 ABORT_TIMEOUT_S: Final = 2.0
+RESET_TIMEOUT_S: Final = 2.0
 # The detokenizer takes messages of 16 MiB; a request, and a batch of them, stay below.
 MAX_SUBMIT_BYTES: Final = 12 << 20
 
@@ -122,6 +123,18 @@ class DetokenizerClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.error_from_rpc(error) from None
         return int(answer.num_aborted)
+
+    async def reset_cache(self) -> int:
+        """Let no later request share what was computed so far; how many blocks that were."""
+        self._link.check_connected()
+        assert self._link.channel is not None
+        try:
+            answer = await _stub(self._link.channel).ResetCache(
+                detokenizer_pb2.DetokenizerServiceResetCacheRequest(), timeout=RESET_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise rpc.error_from_rpc(error) from None
+        return int(answer.num_blocks)
 
     # -- rpc_link.LinkOwner ------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ _REPLICA_SERIES: Final = (
     ("num_waiting", "num_requests_waiting", "Sequences that wait for this replica."),
     ("num_free_blocks", "num_free_blocks", "KV blocks that can be handed out."),
     ("num_total_blocks", "num_total_blocks", "KV blocks of the replica."),
+    ("num_cached_blocks", "num_cached_blocks", "KV blocks whose content can be shared."),
+    ("num_prefix_cache_queries_total", "prefix_cache_queries_total", "Tokens looked up."),
+    ("num_prefix_cache_hits_total", "prefix_cache_hits_total", "Tokens found."),
     ("num_steps_total", "steps_total", "Steps, also those that only its world needed."),
 )
 # Field of `LoadSnapshot`, name of its series, what it tells, its unit in that of the series.
@@ -80,6 +83,11 @@ class GatewayMetrics:
         self._prompt_tokens = counter(
             "vllm:prompt_tokens_total", "Prompt tokens of finished requests.", label
         ).labels(model_name)
+        self._cached_tokens = counter(
+            "vllm:prompt_tokens_cached_total",
+            "Prompt tokens of finished requests that came from the prefix cache.",
+            label,
+        ).labels(model_name)
         self._output_tokens = counter(
             "vllm:generation_tokens_total", "Generated tokens of finished requests.", label
         ).labels(model_name)
@@ -119,6 +127,7 @@ class GatewayMetrics:
         """One request that ended well."""
         self._success.labels(self._model_name, reason).inc()
         self._prompt_tokens.inc(stats.num_prompt_tokens)
+        self._cached_tokens.inc(stats.num_cached_tokens)
         self._output_tokens.inc(stats.num_output_tokens)
         self._latency.observe(seconds)
 
@@ -168,6 +177,21 @@ class GatewayMetrics:
         )
         for field, series, text, unit in _STEP_SERIES:
             gauge(f"glm_mesh:{series}", text, source=_scaled(load, field, unit))
+        gauge(
+            "vllm:prefix_cache_queries_total",
+            "Tokens that were looked up in the prefix cache, at the first admission of a sequence.",
+            source=lambda: load().num_prefix_cache_queries_total,
+        )
+        gauge(
+            "vllm:prefix_cache_hits_total",
+            "Tokens that were found there.",
+            source=lambda: load().num_prefix_cache_hits_total,
+        )
+        gauge(
+            "glm_mesh:num_cached_blocks",
+            "KV blocks whose content can be shared, in use or not; the others of them are free.",
+            source=lambda: load().num_cached_blocks,
+        )
         gauge(
             "vllm:spec_decode_num_drafts_total",
             "Rows of steps in which drafts were verified.",

@@ -19,7 +19,7 @@ from services.frontend.visit import Visit, visit_of
 from shared.errors import RequestError
 from shared.log import get_logger
 
-GUARDED: Final = ("/v1", "/inference")
+GUARDED: Final = ("/v1", "/inference", "/reset_prefix_cache")
 MESSAGES: Final = "/v1/messages"
 _CLIENT_CLOSED: Final = 499
 

@@ -49,6 +49,9 @@ class FrontendSettings(ServiceSettings):
     allow_credentials: bool = Field(
         default=False, description="Such pages may send cookies and keys of the browser."
     )
+    enable_dev_routes: bool = Field(
+        default=False, description="Serve POST /reset_prefix_cache, for tests and trainers."
+    )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Longest prompt plus output; default: the checkpoint's."
     )

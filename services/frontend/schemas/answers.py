@@ -250,6 +250,12 @@ class Health(Answer):
     status: Literal["ready"]
 
 
+class CacheReset(Answer):
+    """The answer to a reset of the prefix caches."""
+
+    num_blocks: int = Field(description="KV blocks that could be shared before.")
+
+
 class Version(Answer):
     """Version of this software."""
 

@@ -71,6 +71,9 @@ class Environment(Options):
     VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: Size | None = Field(
         default=None, description="For a step to end, seconds."
     )
+    VLLM_SERVER_DEV_MODE: bool | None = Field(
+        default=None, description="Serve POST /reset_prefix_cache."
+    )
     VLLM_PP_LAYER_PARTITION: Annotated[list[Size], BeforeValidator(_partition)] | None = Field(
         default=None, description="Layers of each pipeline stage."
     )

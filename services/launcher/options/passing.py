@@ -89,6 +89,7 @@ PASSED: Final = (
             "enable_fair_share",
         )
     ),
+    Passed(name="environment.VLLM_SERVER_DEV_MODE", service="frontend", flag="--enable-dev-routes"),
     Passed(name="max_num_queued_reqs", service="scheduler", flag="--max-queued-requests"),
     Passed(name="max_num_queued_tokens", service="scheduler", flag="--max-queued-tokens"),
 )

@@ -31,7 +31,9 @@ class Running:
 
 
 @dataclass
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+class FakeScheduler(
+    scheduler_pb2_grpc.SchedulerServiceServicer, scheduler_pb2_grpc.PrefixCacheServiceServicer
+):
     """One process; `submits` and `aborts` remember what came."""
 
     is_manual: bool = False
@@ -40,6 +42,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     aborts: list[scheduler_pb2.AbortSequence] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     num_connections: int = 0
+    num_resets: int = 0
     outgoing: Any = None
     context: Any = None
 
@@ -64,6 +67,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             for task in (reader, stepper):
                 task.cancel()
+
+    async def ResetCache(
+        self, request: scheduler_pb2.ResetCacheRequest, context: Any
+    ) -> scheduler_pb2.ResetCacheResponse:
+        self.num_resets += 1
+        return scheduler_pb2.ResetCacheResponse(num_blocks=5)
 
     def send(self, message: Response) -> None:
         self.outgoing.put_nowait(message)
@@ -145,5 +154,6 @@ def ended(
 async def serve_scheduler(fake: FakeScheduler, address: str) -> grpc.aio.Server:
     server = build_server(address=address, max_receive_mib=64)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(fake, server)
+    scheduler_pb2_grpc.add_PrefixCacheServiceServicer_to_server(fake, server)
     await server.start()
     return server

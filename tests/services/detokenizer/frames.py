@@ -91,6 +91,9 @@ class FakeUpstream:
     def abort(self, stream_id: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
         self.aborts.append((stream_id, reason, num_tokens_kept))
 
+    async def reset_cache(self) -> int:
+        return 0
+
 
 def events(data: bytes) -> list[Any]:
     """The events of a stream, [DONE] as text."""

@@ -275,6 +275,17 @@ async def test_abort_by_label_ends_both_kinds_and_is_idempotent(mesh: Mesh) -> N
     frontend.call.cancel()
 
 
+async def test_a_reset_of_the_prefix_caches_is_passed_on(mesh: Mesh) -> None:
+    frontend = mesh.connect()
+    # An answer says that the scheduler is connected.
+    await frontend.submit((1, mesh.submit("a", is_stream=True)))
+    await frontend.read_until_over(1)
+    request = detokenizer_pb2.DetokenizerServiceResetCacheRequest()
+    assert (await mesh.stub.ResetCache(request, timeout=5)).num_blocks == 5
+    assert mesh.scheduler.num_resets == 1
+    frontend.call.cancel()
+
+
 class StuckContext:
     """A call whose peer reads nothing."""
 

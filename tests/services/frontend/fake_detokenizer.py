@@ -44,12 +44,15 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self.credit_messages = 0
         self.aborted_request_ids: list[str] = []
         self.connections = 0
+        self.num_resets = 0
         self.load = common_pb2.LoadSnapshot(
             is_worker_ready=True, max_model_len=8192, num_running=3, num_waiting=2,
             num_preemptions_total=7,
             num_free_blocks=75, num_total_blocks=100,
             num_recomputed_tokens_total=90, step_us_total=4_000_000, step_idle_us_total=250_000,
             gc_pause_us_total=1500, max_gc_pause_us=500,
+            num_cached_blocks=60, num_prefix_cache_queries_total=400,
+            num_prefix_cache_hits_total=300,
         )  # fmt: skip
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -81,6 +84,12 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             reader.cancel()
             for task in tasks.values():
                 task.cancel()
+
+    async def ResetCache(
+        self, request: detokenizer_pb2.DetokenizerServiceResetCacheRequest, context: object
+    ) -> detokenizer_pb2.DetokenizerServiceResetCacheResponse:
+        self.num_resets += 1
+        return detokenizer_pb2.DetokenizerServiceResetCacheResponse(num_blocks=12)
 
     async def Abort(
         self, request: detokenizer_pb2.DetokenizerServiceAbortRequest, context: object

@@ -205,6 +205,16 @@ async def test_an_unknown_failure_reason_counts_as_internal(
     assert caught.value.reason is FailureReason.INTERNAL
 
 
+async def test_an_operators_reset_is_passed_on(
+    client: DetokenizerClient, fake: FakeDetokenizer
+) -> None:
+    assert await client.reset_cache() == 12
+    await fake.stop()
+    with pytest.raises(RequestError) as caught:
+        await client.reset_cache()
+    assert caught.value.reason is FailureReason.UPSTREAM_LOST
+
+
 async def test_an_operators_abort_is_passed_on(
     client: DetokenizerClient, fake: FakeDetokenizer
 ) -> None:

@@ -19,12 +19,16 @@ def test_gauges_show_the_latest_load() -> None:
 
 
 def test_each_replica_has_its_own_gauges() -> None:
-    replicas = (ReplicaLoad(is_ready=True, num_running=2, num_steps_total=7), ReplicaLoad())
+    first = ReplicaLoad(
+        is_ready=True, num_running=2, num_steps_total=7, num_prefix_cache_hits_total=9
+    )
+    replicas = (first, ReplicaLoad())
     page = page_of(GatewayMetrics("m", lambda: LoadSnapshot(replicas=replicas)))
     assert 'glm_mesh:replica_is_ready{replica="0"} 1.0' in page
     assert 'glm_mesh:replica_is_ready{replica="1"} 0.0' in page
     assert 'glm_mesh:replica_num_requests_running{replica="0"} 2.0' in page
     assert 'glm_mesh:replica_steps_total{replica="0"} 7.0' in page
+    assert 'glm_mesh:replica_prefix_cache_hits_total{replica="0"} 9.0' in page
 
 
 @pytest.mark.parametrize(("free", "total", "usage"), [(0, 0, 0.0), (4, 4, 0.0), (0, 4, 1.0)])
@@ -34,7 +38,7 @@ def test_usage_is_a_share_also_before_the_first_load(free: int, total: int, usag
 
 def test_finished_requests_are_counted_by_reason_with_their_tokens() -> None:
     metrics = GatewayMetrics("m", LoadSnapshot)
-    stats = SequenceStats(num_prompt_tokens=5, num_output_tokens=7)
+    stats = SequenceStats(num_prompt_tokens=5, num_cached_tokens=3, num_output_tokens=7)
     metrics.count_success("stop", stats, 0.2)
     metrics.count_success("length", stats, 0.2)
     metrics.observe_first_bytes(0.03)
@@ -46,6 +50,7 @@ def test_finished_requests_are_counted_by_reason_with_their_tokens() -> None:
         'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0',
         'vllm:request_success_total{finished_reason="length",model_name="m"} 1.0',
         'vllm:prompt_tokens_total{model_name="m"} 10.0',
+        'vllm:prompt_tokens_cached_total{model_name="m"} 6.0',
         'vllm:generation_tokens_total{model_name="m"} 14.0',
         'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0',
         'vllm:e2e_request_latency_seconds_count{model_name="m"} 2.0',

@@ -48,6 +48,8 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, gra
         ("--async-scheduling", {"scheduler": ("--async-scheduling",)}),
         ("--enable-prefix-caching", {"scheduler": ("--enable-prefix-caching",)}),
         ("--no-enable-prefix-caching", {"scheduler": ("--no-enable-prefix-caching",)}),
+        ("VLLM_SERVER_DEV_MODE=1", {"frontend": ("--enable-dev-routes",)}),
+        ("VLLM_SERVER_DEV_MODE=0", {"frontend": ("--no-enable-dev-routes",)}),
         (
             "--scheduling-policy priority --priority-ageing-s 5 --watermark 0.01",
             {
