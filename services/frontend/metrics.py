@@ -69,6 +69,21 @@ _STEP_SERIES: Final = (
     ),
 )
 
+# Field of `LoadSnapshot`, series, what it tells.
+_CACHE_SERIES: Final = (
+    (
+        "num_prefix_cache_queries_total",
+        "vllm:prefix_cache_queries_total",
+        "Tokens that were looked up in the prefix cache, at the first admission of a sequence.",
+    ),
+    ("num_prefix_cache_hits_total", "vllm:prefix_cache_hits_total", "Tokens found there."),
+    (
+        "num_cached_blocks",
+        "glm_mesh:num_cached_blocks",
+        "KV blocks whose content can be shared; those of them that nobody uses count as free.",
+    ),
+)
+
 
 class GatewayMetrics:
     """All series of the gateway."""
@@ -177,21 +192,8 @@ class GatewayMetrics:
         )
         for field, series, text, unit in _STEP_SERIES:
             gauge(f"glm_mesh:{series}", text, source=_scaled(load, field, unit))
-        gauge(
-            "vllm:prefix_cache_queries_total",
-            "Tokens that were looked up in the prefix cache, at the first admission of a sequence.",
-            source=lambda: load().num_prefix_cache_queries_total,
-        )
-        gauge(
-            "vllm:prefix_cache_hits_total",
-            "Tokens that were found there.",
-            source=lambda: load().num_prefix_cache_hits_total,
-        )
-        gauge(
-            "glm_mesh:num_cached_blocks",
-            "KV blocks whose content can be shared, in use or not; the others of them are free.",
-            source=lambda: load().num_cached_blocks,
-        )
+        for field, series, text in _CACHE_SERIES:
+            gauge(series, text, source=_scaled(load, field, 1.0))
         gauge(
             "vllm:spec_decode_num_drafts_total",
             "Rows of steps in which drafts were verified.",
