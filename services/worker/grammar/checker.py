@@ -32,8 +32,8 @@ _START_TIMEOUT_S: Final = 60.0
 class CheckLimits:
     """Bounds of one check; the wall clock only steps in where the child does not run at all."""
 
-    cpu_s: float = 2.0
-    wall_s: float = 20.0
+    cpu_s: float = 1.0
+    wall_s: float = 8.0
     memory_bytes: int = 1 << 30
 
 
@@ -58,7 +58,8 @@ class GrammarChecker:
                 verdict = await _ask(child, ask)
         except TimeoutError:
             await self.close()
-            raise refused("constraint", "checking it takes too long") from None
+            # Not its fault: its own time is bounded, and was not over.
+            raise _not_now() from None
         except (OSError, EOFError):
             raise await self._why_it_died(child) from None
         except BaseException:
@@ -95,12 +96,7 @@ class GrammarChecker:
         except (OSError, EOFError, TimeoutError):
             await self.close()
             _log.exception("the process that checks constraints did not start")
-            raise RequestError(
-                FailureReason.UPSTREAM_LOST,
-                "constraints cannot be checked now",
-                field="constraint",
-                retry_after_ms=1000,
-            ) from None
+            raise _not_now() from None
         except BaseException:
             await self.close()
             raise
@@ -115,6 +111,15 @@ class GrammarChecker:
         else:
             text = "checking it takes too much memory"
         return refused("constraint", text)
+
+
+def _not_now() -> RequestError:
+    return RequestError(
+        FailureReason.UPSTREAM_LOST,
+        "constraint: it cannot be checked now, the machine is too busy",
+        field="constraint",
+        retry_after_ms=1000,
+    )
 
 
 async def _ask(child: Process, ask: bytes) -> Verdict:

@@ -24,7 +24,7 @@ from shared.glm.tokenizer import GlmTokenizer
 from shared.parent import die_with_parent
 
 LENGTH: Final = struct.Struct("<I")
-_NICENESS: Final = 10
+_NICENESS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,10 @@ class RowConstraint:
         self._grammar = grammar
         self._trigger = control.tool_call
         self._eos = control.end_of_text
-        self._end_ids = _ids(end_ids) if any(True for _ in end_ids) else _ids([self._eos])
+        self._end_ids = frozenset(end_ids) or frozenset({self._eos})
+        self._ends = _bits(self._end_ids)
+        self._ends_and_eos = _bits(self._end_ids | {self._eos})
+        self._not_while_waiting = _bits(self._end_ids | {self._trigger})
         self._run: _Run | None = None
         if grammar.is_triggered:
             self._phase = Phase.FREE
@@ -89,8 +92,12 @@ class RowConstraint:
         """Which rule holds now."""
         return self._phase
 
-    def fill(self, words: Words) -> bool:
+    def fill(self, words: Words, address: int) -> bool:
         """Write the mask of the next token, a bit per id; False where nothing is masked.
+
+        Args:
+            words: The mask.
+            address: Where it lies in memory; numpy takes its time to tell.
 
         Raises:
             StuckError: No id is left, or a bound of the engine was reached.
@@ -99,13 +106,12 @@ class RowConstraint:
             return False
         if self._phase is Phase.WAITING:
             words[:] = _ALL
-            _clear(words, self._end_ids)
-            _clear(words, _ids([self._trigger]))
+            _clear(words, self._not_while_waiting)
         elif self._phase is Phase.DONE:
             words[:] = 0
-            _set(words, self._end_ids)
+            _set(words, self._ends)
         else:
-            self._fill_inside(words)
+            self._fill_inside(words, address)
         return True
 
     def accept(self, token: int) -> None:
@@ -141,17 +147,16 @@ class RowConstraint:
         # A matcher of its own for each call: a mark may still need the one before.
         self._run = _Run(self._grammar.matcher())
 
-    def _fill_inside(self, words: Words) -> None:
+    def _fill_inside(self, words: Words, address: int) -> None:
         assert self._run is not None
         matcher = self._run.matcher
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        matcher.unsafe_compute_mask_ptr(address, words.nbytes)
         if matcher.is_error():
             raise StuckError(reason_of(matcher))
-        is_satisfied = bool(words[self._eos // 32] >> (self._eos % 32) & 1)
-        _clear(words, self._end_ids)
-        _clear(words, _ids([self._eos]))
+        is_satisfied = allows(words, self._eos)
+        _clear(words, self._ends_and_eos)
         if is_satisfied:
-            _set(words, self._end_ids)
+            _set(words, self._ends)
         elif not words.any():
             raise StuckError("the grammar leaves no token")
 
@@ -172,16 +177,25 @@ class RowConstraint:
 
 def allows(words: Words, token: int) -> bool:
     """Whether a mask has a token."""
-    return bool(words[token // 32] >> (token % 32) & 1)
+    return bool(int(words[token // 32]) >> (token % 32) & 1)
 
 
-def _ids(ids: Iterable[int]) -> NDArray[np.int64]:
-    return np.unique(np.fromiter(ids, np.int64))
+# Words of a mask with the bits that matter there: a few plain numbers beat any array.
+_Bits = tuple[tuple[int, int], ...]
 
 
-def _set(words: Words, ids: NDArray[np.int64]) -> None:
-    np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+def _bits(ids: Iterable[int]) -> _Bits:
+    found: dict[int, int] = {}
+    for each in ids:
+        found[each // 32] = found.get(each // 32, 0) | 1 << each % 32
+    return tuple(found.items())
 
 
-def _clear(words: Words, ids: NDArray[np.int64]) -> None:
-    np.bitwise_and.at(words, ids // 32, ~(np.uint32(1) << (ids % 32).astype(np.uint32)))
+def _set(words: Words, bits: _Bits) -> None:
+    for place, mask in bits:
+        words[place] = int(words[place]) | mask
+
+
+def _clear(words: Words, bits: _Bits) -> None:
+    for place, mask in bits:
+        words[place] = int(words[place]) & ~mask

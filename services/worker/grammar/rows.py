@@ -101,13 +101,14 @@ class RowConstraints:
         assert self._compiler is not None
         started = time.perf_counter_ns()
         words = self._room(len(places), self._compiler.vocabulary.num_words)
+        address, stride = self._buffer.ctypes.data, words.strides[0]
         is_masked = np.zeros(len(places), np.bool_)
         is_stuck = np.zeros(len(rows), np.bool_)
         for first, count in _runs(rows[places]):
             row, last = int(rows[places[first]]), int(places[first + count - 1])
             drafts = [] if drafts_of is None or count == 1 else drafts_of(last).tolist()
             part = slice(first, first + count)
-            is_masked[part] = self._fill(row, words[part], drafts)
+            is_masked[part] = self._fill(row, words[part], address + first * stride, drafts)
             is_stuck[places[part]] = self._rows[row] is None
         self._num_masks += int(is_masked.sum())
         self._mask_ns += time.perf_counter_ns() - started
@@ -122,7 +123,7 @@ class RowConstraints:
         self._num_masks = self._mask_ns = 0
         return cost
 
-    def _fill(self, row: int, words: Words, drafts: list[int]) -> list[bool]:
+    def _fill(self, row: int, words: Words, address: int, drafts: list[int]) -> list[bool]:
         """Masks at a row and behind each of its drafts; whether there is one."""
         is_masked = [False] * len(words)
         constraint = self._rows[row]
@@ -131,7 +132,7 @@ class RowConstraints:
         try:
             mark = constraint.mark()
             for place, each in enumerate(words):
-                is_masked[place] = constraint.fill(each)
+                is_masked[place] = constraint.fill(each, address + place * words.strides[0])
                 if place == len(drafts):
                     break
                 if is_masked[place] and not allows(each, drafts[place]):

@@ -61,8 +61,9 @@ async def test_too_much_memory_is_the_end_of_the_child_alone() -> None:
 
 async def test_a_child_that_does_not_answer_is_killed() -> None:
     checker = GrammarChecker(NANO, CheckLimits(wall_s=0.0))
-    with pytest.raises(RequestError, match="too long"):
+    with pytest.raises(RequestError, match="too busy") as caught:
         await checker.check(GOOD)
+    assert caught.value.outcome.is_retryable
     assert checker._child is None
 
 

@@ -296,10 +296,10 @@ def test_a_grammar_that_leaves_nothing_fails_its_row_alone(
     plain = bench.add(scheduler, None, max_tokens=9)
     original = RowConstraint.fill
 
-    def fill(self: RowConstraint, words: Any) -> bool:
+    def fill(self: RowConstraint, words: Any, address: int) -> bool:
         if self._grammar.constraint is other:
             raise StuckError("made to fail")
-        return original(self, words)
+        return original(self, words, address)
 
     monkeypatch.setattr(RowConstraint, "fill", fill)
     scheduler.run()

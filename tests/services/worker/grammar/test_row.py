@@ -26,7 +26,7 @@ class Row:
 
     def mask(self, row: RowConstraint) -> Words:
         words = np.zeros(self.compiler.vocabulary.num_words, np.uint32)
-        assert row.fill(words)
+        assert row.fill(words, words.ctypes.data)
         return words
 
     def allowed(self, row: RowConstraint) -> set[int]:
@@ -78,7 +78,7 @@ def test_while_the_model_thinks_it_may_not_end_or_call(rows: Row) -> None:
 def test_a_triggered_constraint_masks_nothing_outside_calls(rows: Row) -> None:
     row = rows.start(Constraint(calls=NOW), "well")
     words = np.zeros(rows.compiler.vocabulary.num_words, np.uint32)
-    assert not row.fill(words)
+    assert not row.fill(words, words.ctypes.data)
     row.accept(rows.control.tool_call)
     assert row.phase is Phase.INSIDE
     assert rows.control.end_of_text not in rows.allowed(row)
@@ -113,7 +113,11 @@ def test_going_back_forgets_everything_since_across_all_borders(
     assert row.phase is untouched.phase
     for token in rows.ids(ahead):
         words = [np.zeros(rows.compiler.vocabulary.num_words, np.uint32) for _ in range(2)]
-        assert row.fill(words[0]) == untouched.fill(words[1])
+        filled = [
+            each.fill(mask, mask.ctypes.data)
+            for each, mask in zip((row, untouched), words, strict=True)
+        ]
+        assert filled[0] == filled[1]
         assert np.array_equal(*words)
         row.accept(token)
         untouched.accept(token)
