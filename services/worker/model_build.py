@@ -96,6 +96,7 @@ def build_model_executor(
         device=spec.device,
         row_multiple=row_multiple,
         drafter=capture.model if decoder.mtp is not None else None,
+        partial=capture.partial,
         has_head=parts.has_head,
         tokens=parts.tokens,
         pace=parts.pace,

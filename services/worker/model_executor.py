@@ -50,6 +50,20 @@ class DecoderLike(Protocol[CachesT_contra]):
         ...
 
 
+class PartialDecoder(Protocol[CachesT_contra]):
+    """A decoder whose last layer can be asked for the tokens that are sampled alone."""
+
+    def begin(
+        self, token_ids: Tensor, step: StepMetadata, caches: CachesT_contra
+    ) -> tuple[Tensor, ...]:
+        """[T] token ids to what `end` needs of each, [T, ..]; writes the caches of all layers."""
+        ...
+
+    def end(self, state: tuple[Tensor, ...], step: StepMetadata, caches: CachesT_contra) -> Tensor:
+        """Rows of that, and a step of those tokens, to [S, E] hidden states."""
+        ...
+
+
 class ModelExecutor(Generic[CachesT]):
     """Runs plans with a decoder."""
 
@@ -63,6 +77,7 @@ class ModelExecutor(Generic[CachesT]):
         device: torch.device,
         row_multiple: int,
         drafter: Drafter[CachesT] | None = None,
+        partial: PartialDecoder[CachesT] | None = None,
         has_head: bool = True,
         tokens: TokenSource | None = None,
         pace: Pace | None = None,
@@ -79,6 +94,8 @@ class ModelExecutor(Generic[CachesT]):
             device: Where the model is.
             row_multiple: Steps are padded to a multiple of it.
             drafter: Needed where the capacity has speculative tokens and the head is.
+            partial: The decoder again, if it can leave out what nobody samples; not with drafts,
+                which need the states of all tokens.
             has_head: Whether logits are computed here, and not on a later pipeline stage.
             tokens: Where tokens come from; by default this rank samples.
             pace: What other replicas do meanwhile; by default there are none.
@@ -89,6 +106,7 @@ class ModelExecutor(Generic[CachesT]):
         self._pace: Pace = pace or OwnPace()
         self.capacity = capacity
         self._decoder = decoder
+        self._partial = partial
         self._caches = caches
         self._table = RowTable(capacity)
         self._has_grammars = grammars is not None
@@ -220,6 +238,8 @@ class ModelExecutor(Generic[CachesT]):
     @torch.inference_mode()
     def _compute(self, batch: Batch) -> Computed:
         step = self._pace.in_step(batch.metadata)
+        if self._partial is not None and batch.num_sampled < step.num_tokens:
+            return self._compute_sampled(self._partial, batch, step)
         hidden = self._decoder.forward(batch.token_ids, step, self._caches)
         if not self._has_head or not len(batch.sampling_entries):
             return Computed(batch=batch, hidden=hidden, logits=None)
@@ -227,6 +247,19 @@ class ModelExecutor(Generic[CachesT]):
         if batch.sampling_positions is not None:
             sampled = hidden[batch.sampling_positions]
         logits = self._decoder.compute_logits(sampled)[: batch.num_sampled]
+        return Computed(batch=batch, hidden=hidden, logits=logits)
+
+    def _compute_sampled(
+        self, decoder: PartialDecoder[CachesT], batch: Batch, step: StepMetadata
+    ) -> Computed:
+        """The same with the states of those tokens alone that are sampled."""
+        state = decoder.begin(batch.token_ids, step, self._caches)
+        tokens = batch.sampling_positions
+        if tokens is None or not batch.num_sampled:
+            return Computed(batch=batch, hidden=state[0][:0], logits=None)
+        rows = tuple(part.index_select(0, tokens) for part in state)
+        hidden = decoder.end(rows, step.of_tokens(tokens), self._caches)
+        logits = self._decoder.compute_logits(hidden)[: batch.num_sampled]
         return Computed(batch=batch, hidden=hidden, logits=logits)
 
 

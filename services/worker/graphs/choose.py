@@ -35,6 +35,14 @@ class Capture:
     sizes: CaptureSizes | None = None
     """None: steps are what they are."""
 
+    @property
+    def partial(self) -> Decoder | RecordedModel[KVCaches] | None:
+        """The model where its last layer may be asked for some tokens alone."""
+        model = self.model
+        decoder = model.model if isinstance(model, RecordedModel) else model
+        can = isinstance(decoder, Decoder) and _is_whole(decoder) and decoder.mtp is None
+        return model if can and not isinstance(model, CapturedModel) else None
+
 
 def capture_steps(
     settings: WorkerSettings,

@@ -28,6 +28,16 @@ class Model(Protocol[CachesT_contra]):
         """[T] token ids to [T, E] hidden states."""
         ...
 
+    def begin(
+        self, token_ids: Tensor, step: StepMetadata, caches: CachesT_contra
+    ) -> tuple[Tensor, ...]:
+        """[T] token ids to what `end` needs of each, [T, ..]; with no drafts only."""
+        ...
+
+    def end(self, state: tuple[Tensor, ...], step: StepMetadata, caches: CachesT_contra) -> Tensor:
+        """Rows of that, and a step of those tokens, to [S, E] hidden states."""
+        ...
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states to [S, V] float32 logits."""
         ...
@@ -55,8 +65,8 @@ class StatesForm:
 class RecordedModel(Generic[CachesT]):
     """Does the steps of a model from records. One thread uses it.
 
-    Law: what `forward` or `draft` returns is there until either is called again, and likewise
-    logits until the next ones.
+    Law: what `forward`, `begin` or `draft` returns is there until one of them is called again, and
+    likewise results of `end`, and logits, until the next ones.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class RecordedModel(Generic[CachesT]):
         Raises:
             CaptureError: The model does what cannot be done from a record.
         """
-        self._model = model
+        self.model = model
         self._caches = caches
         max_tokens = limits.max_num_batched_tokens + row_multiple
         max_seqs = limits.max_num_seqs + 1
@@ -98,20 +108,43 @@ class RecordedModel(Generic[CachesT]):
         if form.has_drafts:
             self._draft = RecordedFunction(native, layers, self._draft_rows, max_tokens)
             self._draft_head = RecordedFunction(native, heads, self._draft_head_rows, max_logits)
+            return  # drafts need the states of all tokens
+        self._begin = RecordedFunction(native, layers, self._begin_rows, max_tokens)
+        self._some = StepBuffers(limits, max_logits, max_logits)
+        self._state = tuple(
+            torch.zeros((max_logits, *part.shape[1:]), dtype=part.dtype)
+            for part in self._begin.run(1)
+        )
+        self._end = RecordedFunction(native, Arena(), self._end_rows, max_logits)
 
     def forward(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> Tensor:
         """[T] token ids to [T, E] hidden states."""
         assert caches is self._caches
         if step.traffic is not None:  # what this step alone knows of other ranks
-            return self._model.forward(token_ids, step, caches)
+            return self.model.forward(token_ids, step, caches)
         self._buffers.fill(token_ids, step)
         return self._forward.run(step.num_tokens)[0]
+
+    def begin(self, token_ids: Tensor, step: StepMetadata, caches: CachesT) -> tuple[Tensor, ...]:
+        """[T] token ids to what `end` needs of each, [T, ..]."""
+        assert caches is self._caches
+        assert step.traffic is None
+        self._buffers.fill(token_ids, step)
+        return self._begin.run(step.num_tokens)
+
+    def end(self, state: tuple[Tensor, ...], step: StepMetadata, caches: CachesT) -> Tensor:
+        """Rows of that, and a step of those tokens, to [S, E] hidden states."""
+        assert caches is self._caches
+        for target, part in zip(self._state, state, strict=True):
+            target[: step.num_tokens] = part
+        self._some.fill(step.positions, step)  # no layer reads the ids
+        return self._end.run(step.num_tokens)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states to [S, V] float32 logits."""
         count = hidden.shape[0]
         if count > self._max_logits:  # more than are ever sampled
-            return self._model.compute_logits(hidden)
+            return self.model.compute_logits(hidden)
         self._sampled[:count] = hidden
         return self._head.run(count)[0]
 
@@ -121,7 +154,7 @@ class RecordedModel(Generic[CachesT]):
         """[T] token ids and [T, E] states to [T, E] states."""
         assert caches is self._caches
         if step.traffic is not None:
-            return self._model.draft(token_ids, hidden, step, caches)
+            return self.model.draft(token_ids, hidden, step, caches)
         # First: the states may be those of the last run, which this one writes over.
         self._states[: hidden.shape[0]] = hidden
         self._buffers.fill(token_ids, step)
@@ -149,15 +182,24 @@ class RecordedModel(Generic[CachesT]):
 
     def _forward_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
         token_ids, step = self._buffers.step(num_tokens)
-        return (self._model.forward(token_ids, step, self._caches),)
+        return (self.model.forward(token_ids, step, self._caches),)
+
+    def _begin_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
+        token_ids, step = self._buffers.step(num_tokens)
+        return self.model.begin(token_ids, step, self._caches)
+
+    def _end_rows(self, num_rows: int) -> tuple[Tensor, ...]:
+        step = self._some.step(num_rows)[1]
+        state = tuple(part[:num_rows] for part in self._state)
+        return (self.model.end(state, step, self._caches),)
 
     def _head_rows(self, num_rows: int) -> tuple[Tensor, ...]:
-        return (self._model.compute_logits(self._sampled[:num_rows]),)
+        return (self.model.compute_logits(self._sampled[:num_rows]),)
 
     def _draft_rows(self, num_tokens: int) -> tuple[Tensor, ...]:
         token_ids, step = self._buffers.step(num_tokens)
         states = self._states[:num_tokens]
-        return (self._model.draft(token_ids, states, step, self._caches),)
+        return (self.model.draft(token_ids, states, step, self._caches),)
 
     def _draft_head_rows(self, num_rows: int) -> tuple[Tensor, ...]:
-        return (self._model.compute_draft_logits(self._sampled[:num_rows]),)
+        return (self.model.compute_draft_logits(self._sampled[:num_rows]),)

@@ -64,7 +64,7 @@ class SparseLatentAttention:
     def __call__(
         self, x: Tensor, step: StepInputs, cache: LayerCache, topk: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attend.
+        """Write, then attend.
 
         Args:
             x: [.., E] normalised hidden states in the form of the stream.
@@ -75,20 +75,36 @@ class SparseLatentAttention:
         Returns:
             [.., E] in the form of the stream, and the positions used, [T, 1, K].
         """
+        return self.attend(self.write(x, step, cache), step, cache, topk)
+
+    def write(self, x: Tensor, step: StepInputs, cache: LayerCache) -> tuple[Tensor, ...]:
+        """Write the caches. Selection and attention come after: new tokens see themselves.
+
+        Returns:
+            What `attend` needs of each token: query latents [T, Q] before their norm, and with an
+            own indexer its head weights [T, Hi].
+        """
         config = self.config
         x = self._tokens.take(x, step)
         latents = self.fused_qkv_a_proj(x)
         rank = config.q_lora_rank
         width = config.kv_lora_rank + config.qk_rope_head_dim
         q_part, kv_part = latents.split_with_sizes([rank, width], 1)
-        q_latent = self.q_a_layernorm(q_part)
-        # Both caches are written before selection and attention: new tokens see themselves.
         if self.indexer is None:
             self._tokens.write(kv_part, None, None, step, cache)
-        else:
-            keys, weights = self.indexer.project(x, step)
-            self._tokens.write(kv_part, keys, self.indexer.key_cache, step, cache)
-            topk = self.indexer.select(q_latent, weights, step, cache)
+            return (q_part,)
+        keys, weights = self.indexer.project(x, step)
+        self._tokens.write(kv_part, keys, self.indexer.key_cache, step, cache)
+        return q_part, weights
+
+    def attend(
+        self, queries: tuple[Tensor, ...], step: StepInputs, cache: LayerCache, topk: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend with what `write` returned, or some rows of it and a step of those."""
+        q_part, *weights = queries
+        q_latent = self.q_a_layernorm(q_part)
+        if self.indexer is not None:
+            topk = self.indexer.select(q_latent, weights[0], step, cache)
         return step.stream.add_up(self._attend(q_latent, step, cache, topk)), topk
 
     def _attend(

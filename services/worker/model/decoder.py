@@ -95,6 +95,47 @@ class Decoder:
         return x
 
     @torch.inference_mode()
+    def begin(self, token_ids: Tensor, step: StepMetadata, caches: KVCaches) -> tuple[Tensor, ...]:
+        """Run one step up to the attention of the last layer, whose caches are written too.
+
+        For a whole model on one rank. Where few tokens are sampled, as in a prompt, `end` saves
+        most of that layer.
+
+        Returns:
+            What `end` needs of each token, [T, ..] each.
+        """
+        inputs = StepInputs.prepare(step, self.rotary, self.spec)
+        assert self.embed_tokens is not None
+        x, residual = self.embed_tokens(token_ids, inputs.stream), None
+        topk = x.new_empty(0)
+        *layers, last = self.layers
+        for layer, cache in zip(layers, caches.layers, strict=False):
+            x, residual, topk = layer(x, residual, inputs, cache, topk)
+        residual, queries = last.write(x, residual, inputs, caches.layers[len(layers)])
+        shared = () if last.self_attn.indexer is not None else (topk,)
+        return (residual, *shared, *queries)
+
+    @torch.inference_mode()
+    def end(self, state: tuple[Tensor, ...], step: StepMetadata, caches: KVCaches) -> Tensor:
+        """The rest of a step for some of its tokens.
+
+        Args:
+            state: Their rows of what `begin` returned.
+            step: A step of those tokens, by `StepMetadata.of_tokens`.
+            caches: KV caches, written already.
+
+        Returns:
+            [S, E] hidden states, the same bits as `forward` gives for those tokens.
+        """
+        assert self.norm is not None
+        inputs = StepInputs.prepare(step, self.rotary, self.spec)
+        last, cache = self.layers[-1], caches.layers[len(self.layers) - 1]
+        residual, *rest = state
+        topk = residual.new_empty(0) if last.self_attn.indexer is not None else rest.pop(0)
+        x, residual, _ = last.finish(residual, tuple(rest), inputs, cache, topk)
+        return self.norm.add(x, residual)[0]
+
+    @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[S, E] hidden states -> [S, V] float32 logits."""
         assert self.lm_head is not None

@@ -77,11 +77,29 @@ class DecoderLayer:
         Returns:
             Block output, residual and selected positions for the next layer.
         """
+        residual, queries = self.write(x, residual, step, cache)
+        return self.finish(residual, queries, step, cache, topk)
+
+    def write(
+        self, x: Tensor, residual: Tensor | None, step: StepInputs, cache: LayerCache
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run the layer up to its caches: the residual, and queries as attention keeps them."""
         if residual is None:
             normed, residual = self.input_layernorm(x), x
         else:
             normed, residual = self.input_layernorm.add(x, residual)
-        attended, topk = self.self_attn(normed, step, cache, topk)
+        return residual, self.self_attn.write(normed, step, cache)
+
+    def finish(
+        self,
+        residual: Tensor,
+        queries: tuple[Tensor, ...],
+        step: StepInputs,
+        cache: LayerCache,
+        topk: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rest of the layer, for any rows of what `write` returned and a step of those."""
+        attended, topk = self.self_attn.attend(queries, step, cache, topk)
         normed, residual = self.post_attention_layernorm.add(attended, residual)
         return self.mlp(normed, step), residual, topk
 

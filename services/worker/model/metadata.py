@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.worker.parallel.moe_method import MoeMethod
@@ -42,3 +43,22 @@ class StepMetadata:
     """None: all ranks see the same tokens, or as many of their own."""
     is_captured: bool = False
     """Whether it is a decode step of a captured size, in the buffers that every such step is in."""
+
+    def of_tokens(self, tokens: Tensor) -> StepMetadata:
+        """A step of some of the tokens that sees what they see; each is a sequence of its own.
+
+        Args:
+            tokens: [S] int64, their places in this step.
+        """
+        positions = self.positions[tokens]
+        sequences = torch.searchsorted(self.cum_query_lens, tokens.to(torch.int32), right=True)
+        count = tokens.shape[0]
+        ends = torch.arange(1, count + 1, dtype=torch.int32, device=tokens.device)
+        return StepMetadata(
+            num_tokens=count,
+            positions=positions,
+            slot_mapping=self.slot_mapping[tokens],
+            cum_query_lens=ends,
+            seq_lens=(positions + 1).to(torch.int32),
+            block_table=self.block_table[sequences],
+        )

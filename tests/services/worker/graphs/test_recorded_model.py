@@ -19,6 +19,7 @@ from services.worker.graphs.recording import difference
 from services.worker.kv_cache import KVCaches, LayerCache
 from services.worker.loading.reader import CheckpointReader
 from services.worker.model.config import ModelConfig
+from services.worker.model.metadata import StepMetadata
 from services.worker.model.spec import ModelSpec
 from services.worker.model_build import build_model_executor
 from services.worker.model_executor import ModelExecutor
@@ -134,18 +135,48 @@ def test_records_give_the_tokens_and_the_caches_of_operators(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_leaving_out_what_nobody_samples_changes_no_token(
+    float_path: Path, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = build(float_path, enforce_eager=not is_recorded)
+    partial = executor._partial
+    assert partial is executor._decoder
+    num_tokens = []
+    end = partial.end
+
+    def counted(state: Any, step: StepMetadata, caches: KVCaches) -> torch.Tensor:
+        num_tokens.append(step.num_tokens)
+        return end(state, step, caches)
+
+    monkeypatch.setattr(partial, "end", counted)
+    tokens, caches = run(executor), [cache.clone() for cache in bytes_of(executor)]
+    assert num_tokens
+    assert max(num_tokens) <= 4
+    monkeypatch.setattr(executor, "_partial", None)
+    assert run(executor) == tokens
+    for one, other in zip(bytes_of(executor), caches, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_drafts_need_the_states_of_all_tokens(float_path: Path, num_drafts: int) -> None:
+    executor = build(float_path, num_speculative_tokens=num_drafts)
+    assert (executor._partial is None) == (num_drafts > 0)
+
+
 def functions_of(model: RecordedModel[KVCaches]) -> list[RecordedFunction]:
     found = [value for value in vars(model).values() if isinstance(value, RecordedFunction)]
     assert len(found) == 4
     return found
 
 
-@pytest.mark.parametrize("weights", ["float", "w4a8c8"])
+@pytest.mark.parametrize(("weights", "num_drafts"), [("float", 2), ("w4a8c8", 2), ("float", 0)])
 def test_every_size_does_what_a_recording_of_it_would(
-    library: Native, paths: dict[str, Path], weights: str
+    library: Native, paths: dict[str, Path], weights: str, num_drafts: int
 ) -> None:
     """Also while a step is in the buffers: nothing of it is among the numbers."""
-    executor = build(paths[weights], dtype="bfloat16", num_speculative_tokens=2)
+    executor = build(paths[weights], dtype="bfloat16", num_speculative_tokens=num_drafts)
     model = executor._decoder
     assert isinstance(model, RecordedModel)
     run(executor)

@@ -141,6 +141,41 @@ def test_a_sequence_gets_the_same_bits_in_any_batch(
             assert torch.equal(logits[0], expected[-back])
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_some_tokens_of_a_step_get_the_bits_that_all_get(
+    checkpoint: Any,
+    make_driver: Callable[..., Any],
+    random_tokens: Callable[..., list[int]],
+    dtype: torch.dtype,
+    padding: int,
+) -> None:
+    """Last tokens, others, in any order; before them a step in which nobody wants one."""
+    prompts = [random_tokens(count, seed=count) for count in (150, 40, 9)]
+    drivers = [make_driver(checkpoint, dtype=dtype, num_sequences=3, max_len=256) for _ in range(2)]
+    chunks = [(s, prompt[:-8]) for s, prompt in enumerate(prompts)]
+    rest = [(s, prompt[-8:]) for s, prompt in enumerate(prompts)]
+    tokens = torch.tensor([23, 7, 15, 0, 18])
+
+    def states(driver: Any, chunks: list[tuple[int, list[int]]]) -> Any:
+        ids = [token for _, part in chunks for token in part] + [0] * padding
+        step = driver.metadata(chunks, padding)
+        for sequence, part in chunks:
+            driver.computed[sequence] += len(part)
+        return torch.tensor(ids), step, driver.caches
+
+    whole, partial = drivers
+    whole.decoder.forward(*states(whole, chunks))
+    expected = whole.decoder.forward(*states(whole, rest))
+    partial.decoder.begin(*states(partial, chunks))
+    ids, step, caches = states(partial, rest)
+    state = tuple(part[tokens] for part in partial.decoder.begin(ids, step, caches))
+    found = partial.decoder.end(state, step.of_tokens(tokens), caches)
+    assert torch.equal(found, expected[tokens])
+    for one, other in zip(partial.caches.layers, whole.caches.layers, strict=True):
+        assert torch.equal(one.latent[1:], other.latent[1:])
+
+
 def test_256_greedy_tokens_equal_the_oracle(
     tiny: Any, make_driver: Callable[..., Any], random_tokens: Callable[..., list[int]]
 ) -> None:

@@ -1,6 +1,7 @@
 """How a layer threads residual and selection through its blocks."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ def layer(spec: ModelSpec) -> DecoderLayer:
     layer: Any = DecoderLayer(spec, 1)
     layer.input_layernorm.weight.fill_(1.0)
     layer.post_attention_layernorm.weight.fill_(1.0)
-    layer.self_attn = lambda x, _step, _cache, topk: (3 * x, topk + 1)
+    layer.self_attn = SimpleNamespace(
+        write=lambda x, _step, _cache: (x,),
+        attend=lambda queries, _step, _cache, topk: (3 * queries[0], topk + 1),
+    )
     layer.mlp = lambda x, _step: 5 * x
     return layer
 

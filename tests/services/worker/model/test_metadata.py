@@ -34,3 +34,22 @@ def test_every_position_lies_in_a_block_of_its_sequence(step: StepMetadata) -> N
 def test_a_step_stands_alone_unless_it_is_told_otherwise(step: StepMetadata) -> None:
     assert step.traffic is None
     assert not step.is_captured
+
+
+def test_tokens_of_a_step_see_what_they_saw_in_it() -> None:
+    step = StepMetadata(
+        num_tokens=6,
+        positions=torch.tensor([7, 8, 0, 130, 131, 132]),
+        slot_mapping=torch.tensor([135, 136, 256, 514, 515, 516], dtype=torch.int32),
+        cum_query_lens=torch.tensor([2, 3, 6], dtype=torch.int32),
+        seq_lens=torch.tensor([9, 1, 133], dtype=torch.int32),
+        block_table=torch.tensor([[1, 0], [2, 0], [3, 4]], dtype=torch.int32),
+    )
+    some = step.of_tokens(torch.tensor([5, 1, 3, 2]))
+    assert some.num_tokens == 4
+    assert some.positions.tolist() == [132, 8, 130, 0]
+    assert some.slot_mapping.tolist() == [516, 136, 514, 256]
+    assert some.cum_query_lens.tolist() == [1, 2, 3, 4]
+    assert some.seq_lens.tolist() == [133, 9, 131, 1]
+    assert some.block_table.tolist() == [[3, 4], [1, 0], [3, 4], [2, 0]]
+    test_types_are_those_that_the_operators_take(some)
