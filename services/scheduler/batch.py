@@ -244,7 +244,8 @@ class Batch:
         self.remove(sequence, SequenceState.WAITING)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.add(sequence, self._now)
+        num_blocks = self.limits.blocks_for(self._positions(sequence))
+        self._waiting.add(sequence, self._now, num_blocks)
 
     def _set_plan_limit(self, sequence: Sequence) -> None:
         """Adapt the limit to the blocks that the sequence has now."""

@@ -7,6 +7,8 @@ from shared.errors import ConfigError
 
 # Below this a prompt is not worth cutting: a step has costs of its own.
 MIN_LONG_TOKENS = 256
+# A long prompt gets this part of a step by default; docs/scheduling.md has the figures.
+LONG_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,7 @@ class CoreConfig:
     `policy` is the order in which waiting sequences are admitted, "fcfs" or "priority".
     `watermark` is the share of blocks that admission leaves free beside running sequences.
     A prompt with more than `long_prefill_token_threshold` tokens to go is a long one and gets so
-    many of a step that others need as well; None is a quarter of the step, 0 calls none long.
+    many of a step that others need as well; None is an eighth of the step, 0 calls none long.
     """
 
     max_num_seqs: int = 0
@@ -32,7 +34,7 @@ class CoreConfig:
     watermark: float = 0.0
     long_prefill_token_threshold: int | None = None
     max_num_partial_prefills: int = 4
-    max_long_partial_prefills: int = 1
+    max_long_partial_prefills: int = 3
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class Limits:
     num_long_tokens: int = 0
     """A prompt with more tokens to go is long; 0 calls none long."""
     max_partial_prefills: int = 4
-    max_long_partial_prefills: int = 1
+    max_long_partial_prefills: int = 3
     is_caching: bool = False
     """Whether sequences share the blocks of equal prefixes."""
     model_digest: str = ""
@@ -174,7 +176,7 @@ def _long_tokens(config: CoreConfig, max_num_batched_tokens: int) -> int:
     threshold = config.long_prefill_token_threshold
     if threshold is not None:
         return threshold
-    return max(MIN_LONG_TOKENS, max_num_batched_tokens // 4)
+    return max(MIN_LONG_TOKENS, max_num_batched_tokens // LONG_SHARE)
 
 
 def _least(own: int, worker: int) -> int:

@@ -68,6 +68,6 @@ class Placer:
         passing.note(needed)
         self._waiting.take(sequence, now)
         sequence.replica = number
-        self._replicas[number].waiting.add(sequence, now)
+        self._replicas[number].waiting.add(sequence, now, needed)
         works[number] = self._replicas[number].work()
         return True

@@ -57,11 +57,10 @@ class Replica:
         if batch is None:
             return None
         limits, waiting = batch.limits, self.waiting
-        needed = sum(blocks_to_start(sequence, limits) for sequence in waiting)
         return ReplicaWork(
             num_sequences=len(batch.running) + len(waiting),
             num_tokens=len(batch.running) + batch.num_catch_up_tokens + waiting.num_tokens,
-            num_free_blocks=batch.holdings.num_free_blocks - needed,
+            num_free_blocks=batch.holdings.num_free_blocks - waiting.num_blocks,
             num_total_blocks=batch.holdings.num_total_blocks,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -72,12 +72,12 @@ class SchedulerSettings(ServiceSettings):
         default=None,
         ge=0,
         description="A prompt with more tokens to go is long: it gets so many of a step that "
-        "others need; a quarter of the step, 0: no prompt is long.",
+        "others need; an eighth of the step, 0: no prompt is long.",
     )
     max_num_partial_prefills: int = Field(
         default=4, ge=1, description="Prompts that may be under way at once."
     )
-    max_long_partial_prefills: int = Field(default=1, ge=1, description="Long prompts among them.")
+    max_long_partial_prefills: int = Field(default=3, ge=1, description="Long prompts among them.")
     max_timeout_s: float = Field(
         default=3600.0, gt=0, description="Time limit of requests that name none or a longer one."
     )

@@ -39,28 +39,31 @@ class WaitingQueue:
     def __init__(self, policy: Policy | None = None) -> None:
         """An empty queue."""
         self.policy = Policy(CoreConfig()) if policy is None else policy
-        # Value: the tokens counted for the sequence; a late token of a preempted one may add more.
-        self._tokens: dict[Sequence, int] = {}
+        # Tokens and blocks counted for the sequence; a late token of a preempted one may add more.
+        self._counted: dict[Sequence, tuple[int, int]] = {}
         self._lanes: dict[LaneName, _Lane] = {}
         self.num_tokens = 0
+        # Blocks that they take when they start, as far as who added them said.
+        self.num_blocks = 0
         # Grows with every change.
         self.version = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._counted)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._tokens)
+        return iter(self._counted)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._tokens
+        return sequence in self._counted
 
-    def add(self, sequence: Sequence, now: float) -> None:
-        """A sequence waits from now on."""
+    def add(self, sequence: Sequence, now: float, num_blocks: int = 0) -> None:
+        """A sequence waits from now on, for a row and so many blocks."""
         sequence.waits_since = now
         self.policy.number(sequence)
-        self._tokens[sequence] = sequence.num_tokens
+        self._counted[sequence] = (sequence.num_tokens, num_blocks)
         self.num_tokens += sequence.num_tokens
+        self.num_blocks += num_blocks
         self.version += 1
         name = self.policy.lane_of(sequence)
         lane = self._lanes.get(name)
@@ -70,7 +73,9 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        self.num_tokens -= self._tokens.pop(sequence)
+        num_tokens, num_blocks = self._counted.pop(sequence)
+        self.num_tokens -= num_tokens
+        self.num_blocks -= num_blocks
         self.version += 1
         lane = self._lanes[self.policy.lane_of(sequence)]
         del lane.entries[bisect_left(lane.entries, self._entry(sequence))]
@@ -121,7 +126,7 @@ class WaitingQueue:
         return before
 
     def _lane_tokens(self, lane: _Lane) -> int:
-        return sum(self._tokens[entry[-1]] for entry in lane.entries)
+        return sum(self._counted[entry[-1]][0] for entry in lane.entries)
 
     def _entry(self, sequence: Sequence) -> _Entry:
         # The number is unique, so sequences themselves are never compared.

@@ -100,12 +100,12 @@ class ServeOptions(Options):
         default=None,
         ge=0,
         description="A prompt with more tokens to go is long, and gets so many of a step that "
-        "others need, too; a quarter of the step if not given, 0: no prompt is long.",
+        "others need, too; an eighth of the step if not given, 0: no prompt is long.",
     )
     max_num_partial_prefills: Size = Field(
         default=4, description="Prompts that may be under way at once."
     )
-    max_long_partial_prefills: Size = Field(default=1, description="Long prompts among them.")
+    max_long_partial_prefills: Size = Field(default=3, description="Long prompts among them.")
     priority_ageing_s: float = Field(
         default=30.0, ge=0, description="Waiting so long makes up for one priority; 0: never."
     )

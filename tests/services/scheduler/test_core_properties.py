@@ -74,6 +74,7 @@ class CoreMachine(RuleBasedStateMachine):
             watermark=watermark,
             long_prefill_token_threshold=num_long_tokens,
             max_num_partial_prefills=2,
+            max_long_partial_prefills=1,
         )
         self.is_priority = policy == "priority"
         self.outlets = [Outlet(), Outlet()]

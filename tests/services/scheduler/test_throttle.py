@@ -15,10 +15,10 @@ def throttle(*, has_others: bool = True, **config: int) -> PromptThrottle:
     return found
 
 
-def test_a_long_prompt_gets_a_quarter_of_a_step_that_others_need() -> None:
-    assert throttle().count_for(100_000, 8192) == 2048
-    assert throttle().count_for(2048, 8192) == 2048
-    assert throttle().count_for(2049, 1000) == 1000
+def test_a_long_prompt_gets_an_eighth_of_a_step_that_others_need() -> None:
+    assert throttle().count_for(100_000, 8192) == 1024
+    assert throttle().count_for(1024, 8192) == 1024
+    assert throttle().count_for(1025, 1000) == 1000
     assert throttle(long_prefill_token_threshold=100).count_for(101, 8192) == 100
 
 
@@ -34,16 +34,16 @@ def test_a_small_step_is_not_cut_any_further() -> None:
     assert limits(max_num_batched_tokens=64).num_long_tokens == 256
 
 
-def test_a_second_long_prompt_waits_for_the_first_and_short_ones_do_not() -> None:
-    found = throttle()
-    found.note(100_000, 2048)
+def test_a_further_long_prompt_waits_for_those_before_it_and_short_ones_do_not() -> None:
+    found = throttle(max_long_partial_prefills=1)
+    found.note(100_000, 1024)
     assert not found.may_start(50_000, 6000)
-    assert found.may_start(2000, 6000)
+    assert found.may_start(1000, 6000)
     assert throttle(max_long_partial_prefills=2).may_start(50_000, 6000)
 
 
 def test_prompts_under_way_are_bounded() -> None:
-    found = throttle(max_num_partial_prefills=2)
+    found = throttle(max_num_partial_prefills=2, max_long_partial_prefills=2)
     found.note(1000, 500)
     assert found.may_start(1000, 500)
     found.note(1000, 500)

@@ -47,12 +47,12 @@ def test_those_that_ran_come_in_the_order_of_their_arrival_however_they_come_bac
 def test_tokens_are_counted_as_they_were_at_entry() -> None:
     waiting = WaitingQueue()
     short, long = sequence(3), sequence(9)
-    waiting.add(short, 0.0)
-    waiting.add(long, 0.0)
-    assert (len(waiting), waiting.num_tokens) == (2, 12)
+    waiting.add(short, 0.0, num_blocks=2)
+    waiting.add(long, 0.0, num_blocks=3)
+    assert (len(waiting), waiting.num_tokens, waiting.num_blocks) == (2, 12, 5)
     long.output_token_ids.append(1)  # a late token of a preempted sequence
     waiting.remove(long)
-    assert (len(waiting), waiting.num_tokens) == (1, 3)
+    assert (len(waiting), waiting.num_tokens, waiting.num_blocks) == (1, 3, 2)
     assert long not in waiting
 
 
