@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 Experts = Literal["cut", "allgather", "alltoall", "mc2"]
 Graphs = Literal["recorded", "sizes", "eager"]
+Tokens = Literal["whole", "dsa_cp", "flashcomm1"]
 
 MAX_RANKS: Final = 4
 NUM_SEQS: Final = 8
@@ -32,6 +33,8 @@ class Way:
     drafts: int = 0
     graphs: Graphs = "eager"
     """Steps recorded at any size, captured at chosen ones, or operators called one by one."""
+    tokens: Tokens = "whole"
+    """Whether ranks of a layer cut a step's tokens in attention, or there and between blocks."""
 
     @property
     def num_ranks(self) -> int:
@@ -43,12 +46,12 @@ class Way:
         """Whether there is such a mesh, and every option has an effect in it."""
         if self.num_ranks > MAX_RANKS:
             return False
-        if self.experts != "cut":
-            # Steps of ranks that share experts are not captured.
-            return self.tp * self.dp > 1 and self.graphs == "eager"
+        if (self.experts != "cut" and self.tp * self.dp == 1) or self.tp < self._least_tp:
+            return False
         if self.graphs == "recorded":
-            return self.tp == self.pp == 1
-        return self.graphs == "eager" or self.pp == 1
+            return self.tp == self.pp == 1 and self.experts == "cut"
+        # On a CPU the other ways to experts tell the host how many rows they bring.
+        return self.graphs == "eager" or (self.pp == 1 and self.experts in {"cut", "allgather"})
 
     @property
     def flags(self) -> list[str]:
@@ -62,10 +65,14 @@ class Way:
         if self.graphs == "eager":
             flags.append("--enforce-eager")
         elif self.graphs == "sizes":
-            rows = 1 + self.drafts
-            sizes = [rows * num_seqs for num_seqs in (1, 3, NUM_SEQS)]
+            # Ranks that cut tokens take sizes that they can share.
+            some = (1, 3, NUM_SEQS) if self.tokens == "whole" else (MAX_RANKS, NUM_SEQS)
+            sizes = [(1 + self.drafts) * num_seqs for num_seqs in some]
             config = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
             flags += ["--compilation-config", json.dumps(config)]
+        if self.tokens != "whole":
+            cuts = {"enable_dsa_cp": True, "enable_flashcomm1": self.tokens == "flashcomm1"}
+            flags += ["--additional-config", json.dumps(cuts)]
         return flags
 
     @property
@@ -81,7 +88,11 @@ class Way:
 
     def __str__(self) -> str:
         parts = [f"{name}{size}" for name, size in self._sizes if size > 1] or ["alone"]
-        return "-".join([*parts, self.experts, f"drafts{self.drafts}", self.graphs])
+        return "-".join([*parts, self.experts, f"drafts{self.drafts}", self.graphs, self.tokens])
+
+    @property
+    def _least_tp(self) -> int:
+        return 1 if self.tokens == "whole" else 2
 
     @property
     def _sizes(self) -> list[tuple[str, int]]:
@@ -100,18 +111,23 @@ FACTORS: Final[Mapping[str, Callable[[Way], object]]] = MappingProxyType(
         "are experts spread": lambda way: way.experts != "cut",
         "drafts": lambda way: way.drafts,
         "graphs": lambda way: way.graphs,
+        "are tokens cut": lambda way: way.tokens != "whole",
     }
 )
-# Each way that tokens may take meets cut layers, stages, replicas and drafts: whether they are
-# there, not how many, which is varied against experts that are spread at all. More has no room in
-# sixteen meshes.
-_METHOD: Final = "method"
-_METHOD_FACTORS: Final[Mapping[str, Callable[[Way], object]]] = MappingProxyType(
+# Each of these meets the options below: whether there are drafts, not how many, which is varied
+# against experts that are spread at all and tokens that are cut at all. More has no room in sixteen
+# meshes.
+KINDS: Final[Mapping[str, Callable[[Way], object]]] = MappingProxyType(
+    {"experts": lambda way: way.experts, "tokens": lambda way: way.tokens}
+)
+_COARSE: Final[Mapping[str, Callable[[Way], object]]] = MappingProxyType(
     {
         "are layers cut": lambda way: way.tp > 1,
         "pp": lambda way: way.pp,
         "dp": lambda way: way.dp,
         "has drafts": lambda way: way.drafts > 0,
+        "are experts spread": lambda way: way.experts != "cut",
+        "are tokens cut": lambda way: way.tokens != "whole",
     }
 )
 
@@ -121,27 +137,28 @@ def all_ways() -> list[Way]:
     sizes: Sequence[int] = (1, 2, 4)
     methods: Sequence[Experts] = ("cut", "allgather", "alltoall", "mc2")
     modes: Sequence[Graphs] = ("recorded", "sizes", "eager")
+    cuts: Sequence[Tokens] = ("whole", "dsa_cp", "flashcomm1")
     found = (
-        Way(tp=tp, pp=pp, dp=dp, experts=experts, drafts=drafts, graphs=graphs)
+        Way(tp=tp, pp=pp, dp=dp, experts=experts, drafts=drafts, graphs=graphs, tokens=tokens)
         for tp, pp, dp in itertools.product(sizes, sizes[:2], sizes[:2])
-        for experts, drafts, graphs in itertools.product(methods, (0, 1, 3, 5), modes)
+        for drafts, graphs in itertools.product((0, 1, 3, 5), modes)
+        for experts, tokens in itertools.product(methods, cuts)
     )
     return sorted(way for way in found if way.is_possible)
 
 
 def options_of(way: Way) -> set[Option]:
     """The options of a way one by one."""
-    return {(name, read(way)) for name, read in FACTORS.items()} | {(_METHOD, way.experts)}
+    return {(name, read(way)) for name, read in (*FACTORS.items(), *KINDS.items())}
 
 
 def pairs_of(way: Way) -> set[Pair]:
     """The pairs of options that meet in a way."""
     options = [(name, read(way)) for name, read in FACTORS.items()]
-    pairs = {frozenset(pair) for pair in itertools.combinations(options, 2)}
-    method: Option = (_METHOD, way.experts)
-    return pairs | {
-        frozenset({method, (name, read(way))}) for name, read in _METHOD_FACTORS.items()
-    }
+    kinds = [(name, read(way)) for name, read in KINDS.items()]
+    coarse = [(name, read(way)) for name, read in _COARSE.items()]
+    fine = {frozenset(pair) for pair in itertools.combinations(options, 2)}
+    return fine | {frozenset(pair) for pair in itertools.product(kinds, coarse)}
 
 
 def cover(
@@ -149,7 +166,7 @@ def cover(
     parts_of: Callable[[Way], Iterable[object]],
     *,
     first: Sequence[Way] = (),
-    num_tries: int = 40,
+    num_tries: int = 16,
 ) -> list[Way]:
     """Few ways that have every part which any of `ways` has; the shortest list of some tries.
 
@@ -160,15 +177,18 @@ def cover(
         num_tries: Lists that are made, each with other choices among ways that are about as good.
     """
     parts = {way: frozenset(parts_of(way)) for way in (*first, *ways)}
-    tries = (_choose(parts, first, random.Random(seed)) for seed in range(num_tries))
+    counts = Counter(itertools.chain.from_iterable(parts.values()))
+    tries = (_choose(parts, counts, first, random.Random(seed)) for seed in range(num_tries))
     return min(tries, key=lambda chosen: (len(chosen), sum(way.num_ranks for way in chosen)))
 
 
 def _choose(
-    parts: Mapping[Way, frozenset[object]], first: Sequence[Way], rng: random.Random
+    parts: Mapping[Way, frozenset[object]],
+    counts: Mapping[object, int],
+    first: Sequence[Way],
+    rng: random.Random,
 ) -> list[Way]:
     """A way that has much that is missing and rare, again and again."""
-    counts = Counter(itertools.chain.from_iterable(parts.values()))
     chosen, missing = list(first), set(counts).difference(*(parts[way] for way in first))
     while missing:
         worth = {way: sum(1 / counts[part] for part in parts[way] & missing) for way in parts}

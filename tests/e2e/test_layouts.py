@@ -40,13 +40,16 @@ def test_what_must_be_there_is() -> None:
         "dp": (1, 2),
         "drafts": (0, 1, 3, 5),
         "graphs": ("recorded", "sizes", "eager"),
-        "method": ("cut", "allgather", "alltoall", "mc2"),
+        "experts": ("cut", "allgather", "alltoall", "mc2"),
+        "tokens": ("whole", "dsa_cp", "flashcomm1"),
     }.items():
         assert {value for other, value in options if other == name} == set(values)
     pairs = set().union(*map(pairs_of, all_ways()))
     assert frozenset({("dp", 2), ("tp", 2)}) in pairs
     assert frozenset({("are experts spread", True), ("drafts", 5)}) in pairs
-    assert frozenset({("method", "mc2"), ("has drafts", True)}) in pairs
+    assert frozenset({("experts", "mc2"), ("has drafts", True)}) in pairs
+    assert frozenset({("tokens", "dsa_cp"), ("are experts spread", True)}) in pairs
+    assert frozenset({("are tokens cut", True), ("graphs", "sizes")}) in pairs
 
 
 def test_a_few_of_them_have_every_option(chosen: list[Way]) -> None:
@@ -75,6 +78,7 @@ def test_a_way_without_an_effect_is_none() -> None:
     assert not Way(tp=2, graphs="recorded").is_possible
     assert not Way(pp=2, graphs="sizes").is_possible
     assert not Way(tp=4, pp=2).is_possible, "eight ranks"
+    assert not Way(dp=2, tokens="dsa_cp").is_possible, "one rank has whole layers"
     assert Way(dp=2, tp=2, experts="mc2", drafts=5).is_possible
 
 
