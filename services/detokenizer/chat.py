@@ -15,6 +15,7 @@ from services.detokenizer.messages import OutputSpec
 
 CHUNK = "chat.completion.chunk"
 OBJECT = "chat.completion"
+_TEXT_ALONE = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
 
 
 class ChatChunks:
@@ -24,6 +25,7 @@ class ChatChunks:
         """Entries as `spec` wants them."""
         self._spec = spec
         self._logprobs = logprobs
+        self._is_text_alone = not (spec.include_logprobs or spec.return_token_ids)
 
     def opening(self, choice: Choice) -> bytes:
         """The role comes first, and the text that the answer goes on with."""
@@ -35,6 +37,9 @@ class ChatChunks:
 
     def entry(self, choice: Choice) -> bytes | None:
         """One entry for everything new, the finish reason included."""
+        if self._is_text_alone and choice.end is None:  # what nearly every token is
+            text = _delta_json(choice.text.take(), self._spec) if choice.text.delta else b""
+            return _TEXT_ALONE % (choice.index, text) if text else None
         delta = _delta_json(choice.text.take(), self._spec) if choice.text.delta else b""
         logprobs, ids = self._extras(choice)
         if not delta and choice.end is None and not choice.logprobs and not choice.token_ids:

@@ -58,9 +58,11 @@ class Delivery:
         self._has_told_verdict = False
         self.is_over = False
 
-    def add_credit(self, num_bytes: int) -> None:
-        """The client has taken bytes."""
+    def add_credit(self, num_bytes: int) -> bool:
+        """The client has taken bytes; whether more can be sent now that could not before."""
+        had_none = self._credit_bytes <= 0
         self._credit_bytes += num_bytes
+        return had_none and self._credit_bytes > 0
 
     def take(self, now: float) -> Output:
         """What can be sent now."""

@@ -6,6 +6,7 @@ say; `wake` is called when that is more than nothing.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.detokenizer.build import (
     BuildContext,
@@ -84,8 +85,7 @@ class Session:
             self._submit(submit, now)
         for stream_id, num_bytes in incoming.credits.items():
             delivery = self._deliveries.get(stream_id)
-            if delivery is not None:
-                delivery.add_credit(num_bytes)
+            if delivery is not None and delivery.add_credit(num_bytes):
                 self._mark(stream_id)
         for stream_id in incoming.aborted_stream_ids:
             delivery = self._deliveries.get(stream_id)
@@ -144,7 +144,7 @@ class Session:
             credit_bytes=incoming.initial_credit_bytes,
         )
         self._live.add(response)
-        response.on_change = lambda: self._mark(stream_id)
+        response.on_change = partial(self._mark, stream_id)
         response.start(self._upstream, sent)
 
     def _check_free(self, stream_id: int) -> None:
@@ -177,8 +177,10 @@ class Session:
             return delivery.take_failure()
 
     def _mark(self, stream_id: int) -> None:
-        self._changed[stream_id] = None
-        self._wake()
+        changed = self._changed
+        if not changed:  # else somebody has been told since the last `collect`
+            self._wake()
+        changed[stream_id] = None
 
 
 def _cancelled() -> RequestError:

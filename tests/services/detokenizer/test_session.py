@@ -148,6 +148,35 @@ def test_credit_lets_a_stream_go_on() -> None:
     assert frontend.read().frames
 
 
+def test_credit_that_nothing_waits_for_wakes_nobody() -> None:
+    frontend = Frontend()
+    frontend.send(1, submit(is_stream=True))
+    (listener,) = frontend.upstream.listeners
+    listener.on_verdict(0, None)
+    listener.on_tokens(0, 0, ids("a"), None)
+    assert frontend.read().frames
+    before = frontend.num_wakes
+    frontend.session.handle(Incoming(credits={1: 1000}), 0.0)
+    assert frontend.num_wakes == before
+    listener.on_tokens(0, 1, ids("b"), None)
+    assert frontend.num_wakes == before + 1
+    assert frontend.read().frames
+
+
+def test_what_one_step_brings_wakes_the_writer_once() -> None:
+    frontend = Frontend()
+    for stream_id in range(3):
+        frontend.send(stream_id, submit(is_stream=True))
+    for listener in frontend.upstream.listeners:
+        listener.on_verdict(0, None)
+    frontend.read()
+    before = frontend.num_wakes
+    for listener in frontend.upstream.listeners:
+        listener.on_tokens(0, 0, ids("a"), None)
+    assert frontend.num_wakes == before + 1
+    assert len(frontend.read().frames) == 3
+
+
 def test_a_slow_reader_is_ended_by_the_clock() -> None:
     frontend = Frontend()
     frontend.send(1, submit(is_stream=True), credit=0)
