@@ -11,6 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal
 
+from services.worker.parallel.hccl import Mc2Window
 from shared.errors import ConfigError
 
 Hardware = Literal["a2", "a3", "a5", "cpu"]
@@ -46,6 +47,8 @@ class MoeRules:
     num_experts_per_tok: int
     mc2_tokens: int
     """Tokens of the largest step that should go by the fused operator."""
+    window: Mc2Window | None = None
+    """Where the fused operator's tokens go; None: nowhere that bounds them."""
     forced: MoeMethod | None = None
     """One method for all steps."""
 
@@ -58,9 +61,14 @@ class MoeRules:
 
     @property
     def has_mc2(self) -> bool:
-        """Whether the fused operator takes this layout at all."""
+        """Whether any step goes by the fused operator."""
         if self.forced is not None:
             return self.forced is MoeMethod.MC2
+        return self.takes_mc2 and self.capacity > 0
+
+    @property
+    def takes_mc2(self) -> bool:
+        """Whether device and layout do, whatever the window holds."""
         if self.ep_size == 1 or self.num_experts % self.ep_size or self.hardware == "cpu":
             return False
         per_rank = self.num_experts // self.ep_size
@@ -71,8 +79,24 @@ class MoeRules:
     @property
     def capacity(self) -> int:
         """Most tokens of a replica's step that go by the fused operator."""
-        per_rank = -(-self.mc2_tokens // self.tp_size)
-        return self.tp_size * min(per_rank, MAX_MC2_TOKENS[self.hardware])
+        per_rank = self._wanted_per_rank
+        if self.window is not None:
+            per_rank = min(per_rank, self.window.most_tokens)
+        return self.tp_size * per_rank
+
+    @property
+    def wanted_capacity(self) -> int:
+        """The same if the window had room for all of them."""
+        return self.tp_size * self._wanted_per_rank
+
+    @property
+    def needed_mib(self) -> int:
+        """HCCL_BUFFSIZE with which it has; 0 where there is no window."""
+        return 0 if self.window is None else self.window.needed_mib(self._wanted_per_rank)
+
+    @property
+    def _wanted_per_rank(self) -> int:
+        return min(-(-self.mc2_tokens // self.tp_size), MAX_MC2_TOKENS[self.hardware])
 
     def choose(self, num_tokens: int) -> MoeMethod:
         """The method of a step whose largest replica has `num_tokens`."""

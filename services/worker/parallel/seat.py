@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from services.worker.device import open_device
 from services.worker.model.spec import ModelSpec
 from services.worker.parallel.groups import Group
+from services.worker.parallel.hccl import Mc2Window, read_buffer_mib
 from services.worker.parallel.moe_method import Hardware, MoeMethod, MoeRules
 from services.worker.parallel.rendezvous import JoinError
 from services.worker.parallel.topology import Rank
 from services.worker.parallel.watch import Watch, make_watch
-from services.worker.parallel.world import DEFAULT_HCCL_MIB, Membership, World
+from services.worker.parallel.world import Membership, World
 from services.worker.runner import BuildStoppedError, WorldLostError
 from services.worker.settings import WorkerSettings
+from services.worker.step_sizes import decode_sizes
 from shared.errors import ConfigError
 
 _SHARED_SETTINGS = (
@@ -78,7 +80,7 @@ class Seating:
             device=open_device(settings.device),
             rendezvous=settings.rendezvous,
             timeout_s=settings.stall_timeout_s + _MARGIN_S,
-            hccl_mib=int(os.environ.get("HCCL_BUFFSIZE", DEFAULT_HCCL_MIB)),
+            hccl_mib=read_buffer_mib(os.environ),
         )
         world = World.meet(membership, is_stopping)
         self.watch = make_watch(
@@ -129,16 +131,45 @@ class Seat:
         """What chooses how tokens reach experts."""
         settings, topology, config = self.settings, self.settings.topology, spec.config
         method = settings.moe_comm_method
-        hardware: Hardware = "cpu" if spec.device.type == "cpu" else spec.cache.generation
-        decode = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+        is_host = spec.device.type == "cpu"
+        hardware: Hardware = "cpu" if is_host else spec.cache.generation
         return MoeRules(
             hardware=hardware,
             ep_size=topology.expert_parallel_size,
             tp_size=topology.tensor_parallel_size,
             num_experts=config.n_routed_experts,
             num_experts_per_tok=config.num_experts_per_tok,
-            mc2_tokens=min(decode, settings.max_num_batched_tokens),
+            mc2_tokens=self._largest_decode(spec),
+            # Operators of a host are made of exchanges, which have no window.
+            window=None if is_host else self._window(spec),
             forced=None if method == "auto" else MoeMethod(method),
+        )
+
+    def _largest_decode(self, spec: ModelSpec) -> int:
+        """Tokens of the largest captured step; if there is none, of decodes of all sequences."""
+        settings = self.settings
+        if settings.captures_steps and settings.pipeline_parallel_size == 1:
+            sizes = decode_sizes(
+                settings,
+                asked=settings.cudagraph_capture_sizes,
+                largest=settings.max_cudagraph_capture_size,
+                multiple=spec.placement.token_multiple,
+            )
+            if sizes:
+                return sizes[-1]
+        tokens = settings.max_num_seqs * (1 + settings.num_speculative_tokens)
+        return min(tokens, settings.max_num_batched_tokens)
+
+    def _window(self, spec: ModelSpec) -> Mc2Window:
+        ranks, config = self.settings.topology.expert_parallel_size, spec.config
+        return Mc2Window(
+            is_a3=spec.cache.generation == "a3",
+            buffer_mib=self.world.membership.hccl_mib,
+            num_ranks=ranks,
+            num_experts=-(-config.n_routed_experts // ranks),
+            num_choices=config.num_experts_per_tok,
+            num_shared_experts=config.n_shared_experts,
+            hidden_size=config.hidden_size,
         )
 
     def wait_for_others(self, topic: str, is_stopping: Callable[[], bool]) -> None:
@@ -164,6 +195,7 @@ class Seat:
             "topology": str(settings.topology),
             "dtype": str(spec.dtype),
             "cache": str(spec.cache),
+            "HCCL_BUFFSIZE": self.world.membership.hccl_mib,
             **{name: getattr(settings, name) for name in _SHARED_SETTINGS},
             **facts,
         }

@@ -24,15 +24,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch lists no 
 )
 
 from services.worker.parallel.groups import Group, Groups, OneRank, RankGroup
+from services.worker.parallel.hccl import DEFAULT_HCCL_MIB, DP_HCCL_MIB
 from services.worker.parallel.progress import Progress
 from services.worker.parallel.rendezvous import gather, open_store
 from services.worker.parallel.topology import Rank, Topology
 from shared.errors import ConfigError
-
-DEFAULT_HCCL_MIB: Final = 200
-"""HCCL_BUFFSIZE when unset."""
-DP_HCCL_MIB: Final = 50
-"""Buffer of the data-parallel group: all-gathers of small steps."""
 
 _ON_HOST: Final = frozenset({"replica", "orders"})
 """Groups that exchange host tensors, whatever the device."""

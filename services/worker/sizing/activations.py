@@ -16,6 +16,9 @@ from services.worker.sizing.moe_traffic import mc2_capacity, moe_method
 _STREAM_TENSORS: Final = 6
 """[T, E] tensors alive inside a layer: input and sum before and after each norm, two results."""
 
+_MET_TENSORS: Final = 2
+"""[T, E] tensors of a block that needs all tokens of a stream that is cut: its input and output."""
+
 _BUSY: Final = 2
 """Estimate: rows of the busiest rank, in shares of an even spread over experts."""
 
@@ -41,10 +44,14 @@ class StepBytes:
 def step_bytes(deployment: Deployment, num_tokens: int) -> StepBytes:
     """A step in which a replica has `num_tokens`, without its top-k indices."""
     config, size = deployment.config, deployment.element_bytes
+    row = config.hidden_size * size
+    # Behind norms of a share are all tokens of it, and the parts of sums before they are scattered.
+    brought = _MET_TENSORS * num_tokens * row if _cuts_stream(deployment) else 0
+    is_met = not deployment.is_dsa_cp
     return StepBytes(
-        stream=_STREAM_TENSORS * num_tokens * config.hidden_size * size,
-        attention=_attention(deployment, num_tokens),
-        experts=_experts(deployment, num_tokens),
+        stream=_STREAM_TENSORS * _stream_tokens(deployment, num_tokens) * row,
+        attention=_attention(deployment, num_tokens) + (brought if is_met else brought // 2),
+        experts=_experts(deployment, num_tokens) + (0 if _keeps_share(deployment) else brought),
     )
 
 
@@ -74,11 +81,27 @@ def stage_bytes(deployment: Deployment, num_tokens: int) -> int:
     return 2 * num_tokens * deployment.config.hidden_size * deployment.element_bytes
 
 
+def _cuts_stream(deployment: Deployment) -> bool:
+    """Whether a rank has its share of the tokens alone between blocks."""
+    return deployment.is_flashcomm and deployment.topology.tensor_parallel_size > 1
+
+
+def _keeps_share(deployment: Deployment) -> bool:
+    """Whether the ways to experts begin and end with such shares."""
+    return _cuts_stream(deployment) and deployment.topology.expert_parallel_size > 1
+
+
+def _share(deployment: Deployment, num_tokens: int) -> int:
+    return -(-num_tokens // deployment.topology.tensor_parallel_size)
+
+
+def _stream_tokens(deployment: Deployment, num_tokens: int) -> int:
+    return _share(deployment, num_tokens) if _cuts_stream(deployment) else num_tokens
+
+
 def _attention_tokens(deployment: Deployment, num_tokens: int) -> int:
     """Tokens whose attention a rank computes: all, or its share where tokens are cut."""
-    if not deployment.is_dsa_cp:
-        return num_tokens
-    return -(-num_tokens // deployment.topology.tensor_parallel_size)
+    return _share(deployment, num_tokens) if deployment.is_dsa_cp else num_tokens
 
 
 def _attention(deployment: Deployment, num_tokens: int) -> int:
@@ -97,13 +120,11 @@ def _attention(deployment: Deployment, num_tokens: int) -> int:
     latents = 2 * config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
     indexer = (config.index_n_heads + 1) * config.index_head_dim
     per_token = heads * per_head + latents + indexer
-    total = _attention_tokens(deployment, num_tokens) * per_token * size
+    own = _attention_tokens(deployment, num_tokens)
     if deployment.is_dsa_cp and tp > 1:
-        # The output matrix is gathered whole for one layer of a step with a prompt.
-        is_int8 = deployment.quantization.is_quantized
-        width = config.num_attention_heads * config.v_head_dim
-        total += config.hidden_size * width * (1 if is_int8 else size)
-    return total
+        # Results of all heads on their way, and as many that arrive: of all tokens, for own heads.
+        per_token += 2 * heads * config.v_head_dim
+    return own * per_token * size
 
 
 def _experts(deployment: Deployment, num_tokens: int) -> int:
@@ -156,13 +177,15 @@ def _rows(deployment: Deployment, num_tokens: int) -> _Rows:
         replicas = topology.data_parallel_size if ranks > 1 else 1
         tokens = num_tokens * replicas
         copies = tokens * choices
-        gathered = tokens if replicas > 1 else 0
+        is_gathered = replicas > 1 or _keeps_share(deployment)
+        gathered = tokens if is_gathered else 0
         return _Rows(taken=copies, computed=copies, summed=tokens, gathered=gathered)
-    own = -(-num_tokens // topology.tensor_parallel_size)
+    own = _share(deployment, num_tokens)
+    totals = own if _keeps_share(deployment) else num_tokens
     if method is MoeMethod.MC2:
         per_rank = mc2_capacity(deployment) // topology.tensor_parallel_size
         slots = per_rank * ranks * min(-(-config.n_routed_experts // ranks), choices)
-        return _Rows(taken=slots, computed=slots, summed=num_tokens)
+        return _Rows(taken=slots, computed=slots, summed=totals)
     sent, arriving = own * choices, own * choices * _BUSY
     # Sorted to be sent, received, sorted by expert; then results go the same way back.
-    return _Rows(taken=sent + 2 * arriving, computed=arriving, summed=arriving + sent + num_tokens)
+    return _Rows(taken=sent + 2 * arriving, computed=arriving, summed=arriving + sent + totals)

@@ -53,8 +53,8 @@ class Suggestion:
 class Advice:
     """Suggestions for a plan."""
 
-    required: tuple[Suggestion, ...] = ()
-    """Without it the device refuses a step, whatever fits."""
+    faster: tuple[Suggestion, ...] = ()
+    """With it all decode steps take the fused exchange between experts, whatever fits."""
     enough: tuple[Suggestion, ...] = ()
     """Any one of them makes it fit."""
     together: Suggestion | None = None
@@ -65,7 +65,7 @@ class Advice:
 
 def advise(plan: Plan) -> Advice:
     """Find what helps."""
-    required = tuple(_wider_window(plan))
+    faster = tuple(_wider_window(plan))
     tried = [_try_all(plan, axis) for axis in _ALONE]
     enough = [found for axis in tried for found in _lightest(axis)]
     gains = [
@@ -76,9 +76,9 @@ def advise(plan: Plan) -> Advice:
     ]
     gains.sort(key=lambda found: -found.plan.num_tokens)
     if plan.fits:
-        return Advice(required=required, gains=tuple(gains[:_MAX_GAINS]))
+        return Advice(faster=faster, gains=tuple(gains[:_MAX_GAINS]))
     return Advice(
-        required=required,
+        faster=faster,
         enough=(*_limits(plan), *enough),
         together=None if enough else _combined(plan),
         gains=() if enough else tuple(gains[:_MAX_GAINS]),

@@ -7,9 +7,10 @@ that no step uses has no communicator: it is made at its first use.
 
 from dataclasses import dataclass
 
+from services.worker.parallel.hccl import DP_HCCL_MIB
 from services.worker.parallel.moe_method import MoeMethod
 from services.worker.sizing.deployment import Deployment
-from services.worker.sizing.hardware import DP_HCCL_MIB, MIB
+from services.worker.sizing.hardware import MIB
 from services.worker.sizing.moe_traffic import moe_methods
 
 

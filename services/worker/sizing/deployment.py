@@ -1,18 +1,15 @@
 """What is to be sized, complete and checked: model, layout, device and limits of a step."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Final
 
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
+from services.worker.parallel.hccl import DEFAULT_HCCL_MIB
 from services.worker.parallel.topology import Topology
 from services.worker.quant.scheme import QuantDescription
-from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, Hardware
+from services.worker.sizing.hardware import Hardware
+from services.worker.step_sizes import decode_sizes
 from shared.errors import ConfigError
-
-_MAX_CAPTURED: Final = 512
-"""Tokens of the largest step that is captured when nobody says which are (vLLM's limit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +32,11 @@ class Deployment:
     """Drafts per step; the MTP layer is loaded if there are any."""
     cache: CacheFormat = field(default_factory=CacheFormat)
     is_dsa_cp: bool = False
+    is_flashcomm: bool = False
     is_eager: bool = False
     capture_sizes: tuple[int, ...] | None = None
     """Tokens of the captured steps; None: a default for `max_num_seqs`."""
+    max_capture_size: int | None = None
     utilization: float = 0.9
     hccl_mib: int = DEFAULT_HCCL_MIB
     kv_cache_bytes: int | None = None
@@ -81,17 +80,24 @@ class Deployment:
         tokens = self.max_num_seqs * (1 + self.num_speculative_tokens)
         return min(tokens, self.max_num_batched_tokens)
 
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether tensor-parallel ranks share the tokens of a step."""
+        has_ranks = self.topology.tensor_parallel_size > 1
+        return has_ranks and (self.is_dsa_cp or self.is_flashcomm)
+
     def captured(self) -> tuple[int, ...]:
-        """Tokens of the steps that are captured as graphs, ascending."""
-        if self.is_eager or not self.hardware.is_npu:
+        """Tokens of the steps that are captured as graphs, ascending, as a worker chooses them.
+
+        Raises:
+            ConfigError: No size is left of those asked for.
+        """
+        is_staged = self.topology.pipeline_parallel_size > 1
+        if self.is_eager or is_staged or not self.hardware.is_npu:
             return ()
-        # Every row of a decode step has 1 + k tokens, and ranks split them evenly.
-        multiple = 1 + self.num_speculative_tokens
-        if self.is_dsa_cp:
-            multiple = math.lcm(multiple, self.topology.tensor_parallel_size)
-        sizes = self.capture_sizes
-        if sizes is None:
-            limit = min(self.decode_tokens, _MAX_CAPTURED)
-            steps = (1, 2, 4, *range(8, 256, 8), *range(256, _MAX_CAPTURED + 1, 16))
-            sizes = (*(size for size in steps if size < limit), limit)
-        return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
+        return decode_sizes(
+            self,
+            asked=self.capture_sizes,
+            largest=self.max_capture_size,
+            multiple=self.topology.tensor_parallel_size if self.cuts_tokens else 1,
+        )

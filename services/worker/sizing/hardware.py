@@ -57,9 +57,3 @@ WORKSPACE_BYTES: Final = GIB
 
 GRAPH_BYTES: Final = 16 * MIB
 """Estimate: one captured graph without its pool (about 3 KiB for each of 5,000 kernels)."""
-
-DEFAULT_HCCL_MIB: Final = 200
-"""HCCL_BUFFSIZE when unset; a communicator takes twice as much, to send and to receive."""
-
-DP_HCCL_MIB: Final = 50
-"""Buffer of the data-parallel group, which only agrees on numbers."""

@@ -4,26 +4,38 @@ The method is chosen for each step from numbers that all ranks share. An exchang
 in a window of fixed size that lies in the buffer of a communicator of its own.
 """
 
+from services.worker.parallel.hccl import Mc2Window
 from services.worker.parallel.moe_method import MoeMethod, MoeRules
 from services.worker.sizing.deployment import Deployment
-from services.worker.sizing.hardware import MIB
 
 
 def moe_rules(deployment: Deployment) -> MoeRules:
     """What the choice of a deployment's methods depends on."""
     captured = deployment.captured()
+    config, topology = deployment.config, deployment.topology
+    ranks, name = topology.expert_parallel_size, deployment.hardware.name
+    window = Mc2Window(
+        is_a3=name == "a3",
+        buffer_mib=deployment.hccl_mib,
+        num_ranks=ranks,
+        num_experts=-(-config.n_routed_experts // ranks),
+        num_choices=config.num_experts_per_tok,
+        num_shared_experts=config.n_shared_experts,
+        hidden_size=config.hidden_size,
+    )
     return MoeRules(
-        hardware=deployment.hardware.name,
-        ep_size=deployment.topology.expert_parallel_size,
-        tp_size=deployment.topology.tensor_parallel_size,
-        num_experts=deployment.config.n_routed_experts,
-        num_experts_per_tok=deployment.config.num_experts_per_tok,
+        hardware=name,
+        ep_size=ranks,
+        tp_size=topology.tensor_parallel_size,
+        num_experts=config.n_routed_experts,
+        num_experts_per_tok=config.num_experts_per_tok,
         mc2_tokens=captured[-1] if captured else deployment.decode_tokens,
+        window=window if deployment.hardware.is_npu else None,
     )
 
 
 def has_mc2(deployment: Deployment) -> bool:
-    """Whether the fused exchange exists in this layout at all."""
+    """Whether any step goes by the fused exchange."""
     return moe_rules(deployment).has_mc2
 
 
@@ -43,34 +55,12 @@ def moe_methods(deployment: Deployment) -> set[MoeMethod]:
 
 
 def mc2_shortage_mib(deployment: Deployment) -> int:
-    """The HCCL_BUFFSIZE that the fused exchange needs, where it is set too small; else 0."""
-    if not deployment.hardware.is_npu or MoeMethod.MC2 not in moe_methods(deployment):
-        return 0
+    """The HCCL_BUFFSIZE with which all decode steps go by the fused exchange, if more; else 0."""
     needed = mc2_window_mib(deployment)
     return needed if needed > deployment.hccl_mib else 0
 
 
 def mc2_window_mib(deployment: Deployment) -> int:
-    """Least HCCL_BUFFSIZE, MiB, for the largest step that goes by the fused exchange.
-
-    CANN's conditions on npu_moe_distribute_dispatch_v2: on A3 a slot of 12,800 bytes for every
-    token of every rank and expert here, on A2 for every token and choice.
-    """
-    if not has_mc2(deployment):
-        return 0
-    config, topology = deployment.config, deployment.topology
-    ranks, choices = topology.expert_parallel_size, config.num_experts_per_tok
-    tokens = -(-mc2_capacity(deployment) // topology.tensor_parallel_size)
-    experts = -(-config.n_routed_experts // ranks)
-    row = 2 * config.hidden_size
-    if deployment.hardware.name == "a3":
-        arriving = experts * tokens * ranks * _aligned(_aligned(row, 32) + 64, 512)
-        returning = (choices + config.n_shared_experts) * tokens * _aligned(row, 512)
-        needed = 2 * (arriving + returning)
-    else:
-        needed = 2 * (tokens * ranks * min(experts, choices) * row + 2 * MIB)
-    return -(-needed // MIB)
-
-
-def _aligned(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
+    """Least HCCL_BUFFSIZE for the largest step that should go by the fused exchange; 0: none."""
+    rules = moe_rules(deployment)
+    return rules.needed_mib if rules.takes_mc2 else 0

@@ -28,7 +28,7 @@ from services.worker.sizing.hardware import (
     WORKSPACE_BYTES,
 )
 from services.worker.sizing.kv import CacheBytes, cache_bytes
-from services.worker.sizing.moe_traffic import mc2_capacity, mc2_shortage_mib
+from services.worker.sizing.moe_traffic import mc2_shortage_mib, moe_rules
 from services.worker.sizing.weights import WeightBytes, weigh_rank
 
 _DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -168,7 +168,9 @@ def _rank_kinds(deployment: Deployment) -> Iterator[tuple[str, int, Rank]]:
 def rank_spec(deployment: Deployment, rank: Rank) -> ModelSpec:
     """What a rank's model would be built from."""
     config = deployment.config
-    placement = deployment.topology.placement(config, rank, is_dsa_cp=deployment.is_dsa_cp)
+    placement = deployment.topology.placement(
+        config, rank, is_dsa_cp=deployment.is_dsa_cp, is_flashcomm=deployment.is_flashcomm
+    )
     return ModelSpec(
         config=config,
         dtype=_DTYPES[deployment.element_bytes],
@@ -247,10 +249,12 @@ def _graphs(deployment: Deployment) -> Iterator[Item]:
 
 
 def _warnings(deployment: Deployment) -> Iterator[str]:
-    needed = mc2_shortage_mib(deployment)
+    needed, rules = mc2_shortage_mib(deployment), moe_rules(deployment)
     if needed:
+        other = rules.choose(rules.capacity + 1)
         yield (
-            f"HCCL_BUFFSIZE={deployment.hccl_mib} is too small for the fused exchange of "
-            f"{mc2_capacity(deployment)} tokens between experts, which needs {needed}"
+            f"HCCL_BUFFSIZE={deployment.hccl_mib} has room for the fused exchange of "
+            f"{rules.capacity} tokens between experts, of {rules.wanted_capacity}: larger steps go "
+            f"by {other}; {needed} has room for all"
         )
     yield from deployment.topology.notes(deployment.config)

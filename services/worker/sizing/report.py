@@ -176,8 +176,8 @@ def _sequences(count: int, length: int) -> str:
 
 
 def _headed(plan: Plan, advice: Advice) -> Iterator[tuple[str, tuple[Suggestion, ...]]]:
-    if advice.required:
-        yield "needed for it to run:", advice.required
+    if advice.faster:
+        yield "faster between experts:", advice.faster
     if advice.enough:
         yield "any one of these makes it fit:", advice.enough
     if advice.together:

@@ -21,7 +21,7 @@ def as_json(plan: Plan, advice: Advice) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in plan.ranks],
         "warnings": list(plan.warnings),
         "suggestions": {
-            "required": [_suggestion(found) for found in advice.required],
+            "faster": [_suggestion(found) for found in advice.faster],
             "enough": [_suggestion(found) for found in advice.enough],
             "together": _suggestion(advice.together) if advice.together else None,
             "gains": [_suggestion(found) for found in advice.gains],

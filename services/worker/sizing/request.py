@@ -9,10 +9,11 @@ from typing import Any, Final
 from services.worker.capacity import CPU_KV_CACHE_BYTES
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import MAX_SPECULATIVE_TOKENS, ModelConfig
+from services.worker.parallel.hccl import read_buffer_mib
 from services.worker.parallel.topology import Topology, read_partition
 from services.worker.quant.scheme import QuantDescription
 from services.worker.sizing.deployment import Deployment
-from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HARDWARE
+from services.worker.sizing.hardware import HARDWARE
 from services.worker.sizing.recipe import describe
 from services.worker.sizing.settings import PlanSettings
 from shared.errors import ConfigError
@@ -24,6 +25,12 @@ _AXES: Final = (
     "pipeline_parallel_size",
     "tensor_parallel_size",
     "decode_context_parallel_size",
+)
+_SWITCHES: Final = (
+    "enable_sparse_sfa_c8",
+    "enable_sparse_li_c8",
+    "enable_dsa_cp",
+    "enable_flashcomm1",
 )
 _NO_GRAPHS: Final = "NONE"
 _EXPERTS: Final = ".mlp.experts."
@@ -63,8 +70,11 @@ def build_deployment(settings: PlanSettings, environment: Mapping[str, str]) -> 
             generation="a2" if hardware.name == "a2" else "a3",
         ),
         is_dsa_cp=extras.switches["enable_dsa_cp"],
+        is_flashcomm=extras.switches["enable_flashcomm1"]
+        or environment.get("VLLM_ASCEND_ENABLE_FLASHCOMM1") == "1",
         is_eager=extras.is_eager,
         capture_sizes=extras.capture_sizes,
+        max_capture_size=extras.max_capture_size,
         utilization=settings.gpu_memory_utilization,
         hccl_mib=_hccl_mib(settings, environment),
         kv_cache_bytes=budget,
@@ -80,18 +90,20 @@ class _Extras:
     switches: Mapping[str, bool]
     is_eager: bool
     capture_sizes: tuple[int, ...] | None
+    max_capture_size: int | None
 
     @classmethod
     def read(cls, settings: PlanSettings) -> "_Extras":
         additional = _read_object("--additional-config", settings.additional_config)
         compilation = _read_object("--compilation-config", settings.compilation_config)
-        names = ("enable_sparse_sfa_c8", "enable_sparse_li_c8", "enable_dsa_cp")
+        names = _SWITCHES
         is_off = compilation.get("cudagraph_mode") == _NO_GRAPHS
         return cls(
             num_speculative_tokens=_drafts(settings),
             switches={name: _switch(settings, additional, name) for name in names},
             is_eager=settings.enforce_eager or is_off,
             capture_sizes=_capture_sizes(compilation),
+            max_capture_size=_max_capture_size(compilation),
         )
 
 
@@ -172,10 +184,7 @@ def _topology(settings: PlanSettings, environment: Mapping[str, str]) -> Topolog
 def _hccl_mib(settings: PlanSettings, environment: Mapping[str, str]) -> int:
     if settings.hccl_buffsize is not None:
         return settings.hccl_buffsize
-    text = environment.get("HCCL_BUFFSIZE", "")
-    if text and not (text.isdecimal() and int(text) >= 1):
-        raise ConfigError(f"HCCL_BUFFSIZE={text!r}: must be a whole number of MiB, at least 1")
-    return int(text) if text else DEFAULT_HCCL_MIB
+    return read_buffer_mib(environment)
 
 
 def _read_object(flag: str, text: str | None) -> dict[str, Any]:
@@ -232,3 +241,14 @@ def _capture_sizes(compilation: Mapping[str, Any]) -> tuple[int, ...] | None:
             f"--compilation-config: cudagraph_capture_sizes={sizes!r}: must be a list of counts"
         )
     return tuple(sizes)
+
+
+def _max_capture_size(compilation: Mapping[str, Any]) -> int | None:
+    size = compilation.get("max_cudagraph_capture_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 1:
+        raise ConfigError(
+            f"--compilation-config: max_cudagraph_capture_size={size!r}: must be a count"
+        )
+    return size

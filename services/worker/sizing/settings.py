@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from services.worker.model.config import MAX_SPECULATIVE_TOKENS
-from services.worker.sizing.hardware import DEFAULT_HCCL_MIB, HardwareName
+from services.worker.parallel.hccl import DEFAULT_HCCL_MIB
+from services.worker.sizing.hardware import HardwareName
 from services.worker.sizing.recipe import SchemeName
 from shared.config import ProcessSettings
 
@@ -66,6 +67,9 @@ class PlanSettings(ProcessSettings):
     enable_sparse_li_c8: bool = Field(default=False, description="Indexer keys in eight bits.")
     enable_dsa_cp: bool = Field(
         default=False, description="Tokens, not heads, divided inside attention."
+    )
+    enable_flashcomm1: bool = Field(
+        default=False, description="Tokens divided between blocks too; shared experts whole."
     )
     enforce_eager: bool = Field(default=False, description="No captured graphs.")
     speculative_config: str | None = Field(

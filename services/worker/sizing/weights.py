@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from services.worker.model.decoder import Decoder
-from services.worker.model.experts import MixtureOfExperts
 from services.worker.model.experts_int4 import Int4Experts
+from services.worker.model.layer import Dense
 from services.worker.model.spec import ModelSpec
 
 _META: Final = torch.device("meta")
@@ -106,7 +106,7 @@ def _check_parts(decoder: Decoder) -> None:
 def _finish_experts(decoder: Decoder) -> None:
     """Loading changes the type of scales of packed experts; other modules keep their bytes."""
     for layer in [*decoder.layers, *([decoder.mtp.layer] if decoder.mtp else [])]:
-        if isinstance(layer.mlp, MixtureOfExperts):
+        if not isinstance(layer.mlp, Dense):
             experts = layer.mlp.experts
             if isinstance(experts, Int4Experts):
                 experts.finish_loading()
@@ -129,12 +129,17 @@ def _class_of(path: tuple[str, ...]) -> WeightClass:
 def _tensors(
     value: object, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Tensors below an object, with the attributes that lead there; each object once."""
+    """Tensors below an object, with the attributes that lead there; each object once.
+
+    A view of a tensor is none of its own.
+    """
     if id(value) in seen:
         return
     if isinstance(value, Tensor):
-        seen.add(id(value))
-        yield path, value
+        memory = value.untyped_storage()._cdata
+        if memory not in seen:
+            seen.add(memory)
+            yield path, value
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _tensors(entry, path, seen)

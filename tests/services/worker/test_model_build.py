@@ -13,10 +13,11 @@ from services.worker import capacity, largest_step, model_build
 from services.worker.dummy import dummy_step
 from services.worker.kv_cache import KVCaches, bytes_per_block
 from services.worker.loading.strategy import LoadStrategy, ReadMode
+from services.worker.model.beside import InLine, SecondStream
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.spec import ModelSpec
-from services.worker.model_build import build_model_executor
+from services.worker.model_build import _beside, build_model_executor
 from services.worker.model_executor import ModelExecutor
 from services.worker.ops import native
 from services.worker.settings import WorkerSettings
@@ -338,6 +339,28 @@ def test_the_first_steps_of_a_device_are_checked_and_those_of_a_cpu_check_themse
         pytest.raises(ConfigError, match=r"npu_interleave_rope: x: torch\.float32"),
     ):
         torch.ops.npu.npu_interleave_rope(x, angles, angles)
+
+
+def test_shared_experts_get_a_second_stream_where_there_are_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = WorkerSettings(
+        address="unix:/x", model=Path("m"), multistream_overlap_shared_expert=True
+    )
+    asked = replace_stream(monkeypatch)
+    assert isinstance(_beside(settings, torch.device("cpu")), InLine)
+    assert isinstance(_beside(settings, torch.device("meta")), SecondStream)
+    assert asked == ["Stream"]
+    off = settings.model_copy(update={"multistream_overlap_shared_expert": False})
+    assert isinstance(_beside(off, torch.device("meta")), InLine)
+
+
+def replace_stream(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch_npu adds to torch, as far as it is asked for."""
+    asked: list[str] = []
+    streams = SimpleNamespace(Stream=lambda: asked.append("Stream"))
+    monkeypatch.setattr(torch, "npu", streams, raising=False)
+    return asked
 
 
 def test_an_npu_without_its_library_is_a_clear_error(oracle: Any) -> None:

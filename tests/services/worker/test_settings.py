@@ -130,6 +130,11 @@ def test_a_worker_is_one_rank_unless_told_otherwise() -> None:
             "--worker-mode replay --tensor-parallel-size 2 --rendezvous file:///x",
             "--worker-mode replay: a replay worker is one rank",
         ),
+        ("--enable-dsa-cp", "--enable-dsa-cp: tokens are cut over ranks"),
+        (
+            "--enable-flashcomm1 --pipeline-parallel-size 2 --rendezvous file:///x",
+            "--enable-flashcomm1: .* --tensor-parallel-size is 1",
+        ),
         ("--moe-comm-method mc2", "--moe-comm-method mc2: no experts are spread over ranks"),
         (
             "--moe-comm-method mc2 --device npu --tensor-parallel-size 2 --enable-expert-parallel "

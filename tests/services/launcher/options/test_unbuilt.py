@@ -7,7 +7,7 @@ from services.launcher.options.idle import IDLE
 from services.launcher.options.passing import AS_IT_IS, LAYOUT, PASSED
 from services.launcher.options.serve import ServeOptions
 from services.launcher.options.unbuilt import UNBUILT
-from tests.services.launcher.options.cases import drafts, extra, graphs, join, verdict
+from tests.services.launcher.options.cases import drafts, extra, graphs, verdict
 
 
 def paths() -> list[str]:

@@ -45,6 +45,23 @@ def test_heads_are_cut_unless_tokens_are() -> None:
     assert Placement(tp_size=4, tp_rank=2, is_dsa_cp=True).head_share(8) == slice(0, 8)
 
 
+def test_tokens_that_are_cut_are_shared_evenly_where_steps_are_captured() -> None:
+    assert Placement(tp_size=4).token_multiple == 1
+    assert Placement(tp_size=4, is_dsa_cp=True).token_multiple == 4
+    assert Placement(tp_size=4, is_flashcomm=True).token_multiple == 4
+
+
+def test_shared_experts_are_whole_where_cut_tokens_stay(config: ModelConfig) -> None:
+    assert not Placement(tp_size=4, is_flashcomm=True).has_whole_shared_experts
+    assert not Placement(tp_size=4, ep_size=4).has_whole_shared_experts
+    spread = Placement(tp_size=4, ep_size=4, is_flashcomm=True)
+    assert spread.has_whole_shared_experts
+    odd = replace(config, moe_intermediate_size=30)
+    spread.check(odd)
+    with pytest.raises(ConfigError, match="shared expert width=30 cannot be cut over tp_size=4"):
+        replace(spread, is_flashcomm=False).check(odd)
+
+
 def test_the_last_ranks_of_an_uneven_cut_get_less() -> None:
     ranks = [Placement(tp_size=4, tp_rank=rank) for rank in range(4)]
     assert [rank.share(10) for rank in ranks] == [

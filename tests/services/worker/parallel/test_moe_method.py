@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from services.worker.parallel.hccl import Mc2Window
 from services.worker.parallel.moe_method import MAX_MC2_TOKENS, MoeMethod, MoeRules
 from shared.errors import ConfigError
 
@@ -58,6 +59,37 @@ def test_a_rank_hands_over_no_more_than_the_operator_takes(hardware: str, most: 
     assert make_rules(hardware=hardware, mc2_tokens=1 << 20).capacity == 8 * most
     # Seven tokens over eight ranks are one each.
     assert make_rules(hardware=hardware, mc2_tokens=7).capacity == 8
+
+
+@pytest.mark.parametrize(
+    ("mib", "capacity", "above"),
+    # 6.46 MiB for each token of a rank, of which 64 tokens on 8 ranks have 8.
+    [(52, 64, 65), (51, 56, 57), (7, 8, 9), (6, 0, 1)],
+)
+def test_steps_go_by_the_fused_operator_as_far_as_its_window_has_room(
+    mib: int, capacity: int, above: int
+) -> None:
+    window = Mc2Window(
+        is_a3=True,
+        buffer_mib=mib,
+        num_ranks=16,
+        num_experts=16,
+        num_choices=8,
+        num_shared_experts=1,
+        hidden_size=6144,
+    )
+    rules = make_rules(window=window)
+    assert rules.capacity == capacity
+    assert rules.has_mc2 == bool(capacity)
+    assert rules.choose(above) is MoeMethod.ALLTOALL
+    assert not capacity or rules.choose(capacity) is MoeMethod.MC2
+    assert (rules.wanted_capacity, rules.needed_mib) == (64, 52)
+    ladder = rules.ladder(8192)
+    assert [most for most, _ in ladder] == ([capacity, 8192] if capacity else [8192])
+    # Whatever the window, an operator that is forced is made of exchanges.
+    forced = make_rules(hardware="cpu", window=None, forced=MoeMethod.MC2)
+    assert forced.choose(100_000) is MoeMethod.MC2
+    assert forced.needed_mib == 0
 
 
 @pytest.mark.parametrize("method", MoeMethod)

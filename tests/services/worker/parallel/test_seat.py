@@ -37,7 +37,8 @@ class FakeWorld:
     def __init__(self, other: str = "") -> None:
         self.other = other
         self.groups = Groups()
-        self.membership = SimpleNamespace(rank=Rank(dp_rank=1, pp_rank=0, tp_rank=1))
+        rank = Rank(dp_rank=1, pp_rank=0, tp_rank=1)
+        self.membership = SimpleNamespace(rank=rank, hccl_mib=200)
         self.is_missing = False
 
     def gather(self, topic: str, text: str, *, timeout_s: float, is_stopping: Any) -> list[str]:
@@ -72,6 +73,16 @@ def test_a_device_chooses_methods_and_a_cpu_is_told(spec: ModelSpec) -> None:
     assert (on_a3.hardware, on_a3.ep_size, on_a3.tp_size) == ("a3", 4, 2)
     assert on_a3.choose(24) is MoeMethod.MC2
     assert on_a3.choose(25) is MoeMethod.ALLTOALL
+    # The largest step that is captured; a full one if none is.
+    few = make_seat(FakeWorld(), num_speculative_tokens=1, cudagraph_capture_sizes=(8, 10))
+    assert few.rules(spec).choose(10) is MoeMethod.MC2
+    assert few.rules(spec).choose(11) is MoeMethod.ALLTOALL
+    eager = make_seat(FakeWorld(), num_speculative_tokens=1, enforce_eager=True)
+    assert eager.rules(spec).capacity == 24
+    narrow = FakeWorld()
+    narrow.membership.hccl_mib = 40
+    # 2 x (64 experts x 4 ranks x 12,800 + 9 x 12,288) bytes, 6.5 MiB, for each token of a rank.
+    assert make_seat(narrow).rules(spec).capacity == 12
     on_cpu = ModelSpec(**{**_fields(spec), "device": torch.device("cpu")})
     assert make_seat(FakeWorld()).rules(on_cpu).choose(1) is MoeMethod.ALLGATHER
     forced = make_seat(FakeWorld(), moe_comm_method="alltoall").rules(on_cpu)

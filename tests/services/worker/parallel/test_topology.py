@@ -77,6 +77,13 @@ def test_a_rank_is_placed_by_its_coordinates(glm: ModelConfig) -> None:
     assert (placement.ep_size, placement.ep_rank) == (16, 11)
     assert placement.layers(glm) == range(41, 78)
     assert placement.is_dsa_cp
+    assert not placement.is_flashcomm
+    alone = Topology.parse("dp2,ep")
+    cuts = {"is_dsa_cp": True, "is_flashcomm": True}
+    assert topology.placement(glm, rank, **cuts).is_flashcomm
+    placement = alone.placement(glm, alone.coordinates(1), **cuts)
+    assert not placement.is_dsa_cp
+    assert not placement.is_flashcomm
     assert Topology.parse("dp2,pp2,tp8").placement(glm, rank).ep_size == 1
 
 

@@ -18,7 +18,7 @@ from services.worker.dummy import dummy_step
 from services.worker.kv_cache import allocate
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
-from services.worker.model.experts import MixtureOfExperts
+from services.worker.model.layer import Dense
 from services.worker.parallel.topology import Rank
 from services.worker.sizing.activations import (
     gathered_latent_bytes,
@@ -30,6 +30,7 @@ from services.worker.sizing.activations import (
 from services.worker.sizing.deployment import Deployment
 from services.worker.sizing.plan import rank_spec
 from tests.services.worker.sizing.conftest import MakeDeployment
+from tools.npu_contract.ranks import make_groups
 
 TOKENS = 2048
 FIRST = Rank(dp_rank=0, pp_rank=0, tp_rank=0)
@@ -75,9 +76,10 @@ def cut_model(config: ModelConfig, *, is_dense: bool) -> ModelConfig:
 def measured_peak(deployment: Deployment) -> int:
     ops.register()
     spec = rank_spec(deployment, FIRST)
+    spec = replace(spec, groups=make_groups(spec.placement))
     decoder = Decoder.build(spec)
     for layer in decoder.layers:
-        if isinstance(layer.mlp, MixtureOfExperts):
+        if not isinstance(layer.mlp, Dense):
             layer.mlp.experts.finish_loading()
     caches = allocate(spec, 2)
     token_ids, step = dummy_step(1, TOKENS, torch.device("meta"))
@@ -89,7 +91,18 @@ def measured_peak(deployment: Deployment) -> int:
 
 @pytest.mark.parametrize("scheme", ["bf16", "w8a8c8", "w4a8c8"])
 @pytest.mark.parametrize("is_dense", [False, True])
-@pytest.mark.parametrize(("topology", "has_c8"), [("tp1", False), ("tp1", True), ("tp8", True)])
+@pytest.mark.parametrize(
+    ("topology", "has_c8", "cuts"),
+    [
+        ("tp1", False, ()),
+        ("tp1", True, ()),
+        ("tp8", True, ()),
+        ("tp8", True, ("is_dsa_cp",)),
+        ("tp8", False, ("is_flashcomm",)),
+        ("tp8", True, ("is_dsa_cp", "is_flashcomm")),
+        ("tp8,ep", True, ("is_dsa_cp", "is_flashcomm")),
+    ],
+)
 def test_a_step_takes_what_the_formulas_say(
     glm: ModelConfig,
     make_deployment: MakeDeployment,
@@ -97,10 +110,12 @@ def test_a_step_takes_what_the_formulas_say(
     scheme: str,
     is_dense: bool,
     has_c8: bool,
+    cuts: tuple[str, ...],
 ) -> None:
     config = cut_model(glm, is_dense=is_dense)
+    switches = dict.fromkeys(cuts, True)
     deployment = make_deployment(
-        topology, scheme, config=config, max_model_len=4096, sfa=has_c8, li=has_c8
+        topology, scheme, "a2", config=config, max_model_len=4096, sfa=has_c8, li=has_c8, **switches
     )
     planned = step_bytes(deployment, TOKENS).peak + topk_bytes(deployment, TOKENS)
     measured = measured_peak(deployment)
@@ -121,8 +136,7 @@ def test_tokens_divided_inside_attention_take_less_of_it(make_deployment: MakeDe
     by_heads = make_deployment("tp8", "bf16")
     by_tokens = make_deployment("tp8", "bf16", is_dsa_cp=True)
     assert topk_bytes(by_tokens, 8192) * 8 == topk_bytes(by_heads, 8192)
-    gathered = 6144 * 16384 * 2
-    attention = step_bytes(by_tokens, 8192).attention - gathered
+    attention = step_bytes(by_tokens, 8192).attention
     # All heads of an eighth of the tokens, but latents and indexer queries of an eighth only.
     assert attention < step_bytes(by_heads, 8192).attention
 

@@ -36,7 +36,7 @@ def test_settings_that_cost_something_are_proposed_once_they_are_on(
 
 
 def test_a_buffer_is_never_proposed_below_the_window(make_deployment: MakeDeployment) -> None:
-    wide = make_deployment("dp8,tp4,ep", capture_sizes=(384,), hccl_mib=2560)
+    wide = make_deployment("dp8,tp4,ep", capture_sizes=(384,), max_num_seqs=384, hccl_mib=2560)
     (change,) = [c for c in changes.settings(wide) if c.text.startswith("HCCL")]
     assert change.text == f"HCCL_BUFFSIZE={change.deployment.hccl_mib}"
     assert 600 < change.deployment.hccl_mib < 700

@@ -21,7 +21,7 @@ MIB = 1 << 20
         # Every step of a decode node goes by the fused exchange: the expert group is never used.
         (
             "dp2,tp8,ep",
-            {"max_num_batched_tokens": 256},
+            {"max_num_batched_tokens": 192, "max_num_seqs": 192},
             {("tp",): 200, ("dp",): 50, ("mc2",): 200},
         ),
         ("tp16,ep", {"hccl_mib": 768}, {("tp", "ep"): 768, ("mc2",): 768}),

@@ -59,15 +59,19 @@ def test_captured_steps_hold_whole_rows_of_drafts(make_deployment: MakeDeploymen
     assert sizes[-1] == 48
     assert all(size % 4 == 0 for size in sizes)
     # Ranks that divide tokens among them need a multiple of their number, too.
-    divided = make_deployment("tp16", max_num_seqs=12, num_speculative_tokens=2, is_dsa_cp=True)
-    assert all(size % 48 == 0 for size in divided.captured())
-    assert len(set(divided.captured())) == len(divided.captured())
+    for cut in ("is_dsa_cp", "is_flashcomm"):
+        fields = {"max_num_seqs": 48, "num_speculative_tokens": 2, cut: True}
+        assert make_deployment("tp16", **fields).captured() == (48, 96, 144)
+    # Stages hand on what is of another size in each step.
+    assert make_deployment("pp2,tp8").captured() == ()
 
 
 def test_captured_steps_are_those_asked_for(make_deployment: MakeDeployment) -> None:
     asked = make_deployment("tp16", num_speculative_tokens=3, capture_sizes=(4, 16, 128))
     assert asked.captured() == (4, 16, 128)
     assert make_deployment("tp16", capture_sizes=(4,), is_eager=True).captured() == ()
+    with pytest.raises(ConfigError, match="of 4 none is left"):
+        make_deployment("tp16", capture_sizes=(4,), is_dsa_cp=True).captured()
 
 
 def test_steps_beyond_the_largest_captured_size_are_not_captured(

@@ -50,6 +50,7 @@ def test_capacity_is_that_of_the_largest_captured_step(make_deployment: MakeDepl
     assert mc2_capacity(eager) == 128
     # At most 512 tokens a rank on A3, 256 on A2.
     many = {"max_num_seqs": 4096, "max_num_batched_tokens": 65536, "is_eager": True}
+    many["hccl_mib"] = 65536
     assert mc2_capacity(make_deployment("tp2,ep", **many)) == 1024
     a2 = make_deployment("dp8,tp2,ep", hardware="a2", **many)
     assert mc2_capacity(a2) == 512
@@ -71,6 +72,23 @@ def test_a_buffer_without_room_for_the_window_is_found(make_deployment: MakeDepl
     assert mc2_shortage_mib(small) == mc2_window_mib(small) > 256
     large = make_deployment("dp16,tp2,ep", capture_sizes=(192,), hccl_mib=800)
     assert mc2_shortage_mib(large) == 0
+
+
+def test_steps_that_the_window_has_no_room_for_go_another_way(
+    make_deployment: MakeDeployment,
+) -> None:
+    """8 MiB more for each token of a rank: 2 x 16 x 16 x 12,800 bytes, and what returns."""
+    full = make_deployment("dp2,tp8,ep", capture_sizes=(96,), hccl_mib=78)
+    assert moe_method(full, 96) is MoeMethod.MC2
+    less = make_deployment("dp2,tp8,ep", capture_sizes=(96,), hccl_mib=77)
+    assert mc2_capacity(less) == 88
+    assert moe_method(less, 88) is MoeMethod.MC2
+    assert moe_method(less, 89) is MoeMethod.ALLTOALL
+    # 2 MiB each way are taken whatever is sent on A2.
+    none = make_deployment("dp2,tp8,ep", hardware="a2", hccl_mib=4)
+    assert not has_mc2(none)
+    assert moe_methods(none) == {MoeMethod.ALLGATHER}
+    assert mc2_shortage_mib(none) > 4
 
 
 def test_a_deployment_may_use_two_methods(make_deployment: MakeDeployment) -> None:

@@ -59,9 +59,15 @@ def test_json_of_vllm_is_read() -> None:
     )
     assert deployment.num_speculative_tokens == 3
     assert deployment.is_dsa_cp
+    assert not deployment.is_flashcomm
     assert (deployment.cache.sparse_sfa_c8, deployment.cache.sparse_li_c8) == (True, False)
     assert deployment.captured() == (4, 8)
     assert build("--compilation-config", '{"cudagraph_mode": "NONE"}').captured() == ()
+    small = build("--compilation-config", '{"max_cudagraph_capture_size": 9}')
+    assert small.captured() == (1, 2, 4, 8, 9)
+    for flag in (["--enable-flashcomm1"], ["--additional-config", '{"enable_flashcomm1": true}']):
+        assert build(*flag).is_flashcomm
+    assert build(VLLM_ASCEND_ENABLE_FLASHCOMM1="1").is_flashcomm
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,7 @@ def test_json_of_vllm_is_read() -> None:
         (["--num-speculative-tokens", "16"], "less than or equal to 15"),
         (["--additional-config", '{"enable_dsa_cp": 1}'], "enable_dsa_cp=1: must be true or false"),
         (["--compilation-config", '{"cudagraph_capture_sizes": [0]}'], r"=\[0\]: must be a list"),
+        (["--compilation-config", '{"max_cudagraph_capture_size": 0}'], "=0: must be a count"),
         (
             [
                 "--num-speculative-tokens",
