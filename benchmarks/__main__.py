@@ -14,6 +14,7 @@ CLAIMS = (
     "int8_decode",
     "memory_bound",
     "drafts",
+    "structured_output",
     "serving",
 )
 

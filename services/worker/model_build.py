@@ -42,6 +42,7 @@ from services.worker.quant.scheme import QuantDescription
 from services.worker.ranks import Alone, Ranks
 from services.worker.runner import BuildStoppedError, StepExecutor
 from services.worker.settings import WorkerSettings
+from services.worker.tokens import TokenSource
 from shared.errors import CheckpointError, ConfigError
 from shared.log import get_logger
 
@@ -101,7 +102,7 @@ def build_model_executor(
         tokens=parts.tokens,
         pace=parts.pace,
         sizes=capture.sizes,
-        grammars=grammars or GrammarCompiler.of_checkpoint(path),
+        grammars=grammars or _own_grammars(path, parts.tokens),
     )
     executor.capture_steps()
     # What was built lives as long as the process: collections need not look at it again.
@@ -109,6 +110,14 @@ def build_model_executor(
     gc.freeze()
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
     return ranks.finish(executor)
+
+
+def _own_grammars(path: Path, tokens: TokenSource | None) -> GrammarCompiler:
+    """Those of a rank that answers nobody; where it samples they are needed within a step."""
+    grammars = GrammarCompiler.of_checkpoint(path)
+    if tokens is not None and tokens.is_sampling:
+        grammars.load()
+    return grammars
 
 
 def _capture(

@@ -71,6 +71,10 @@ class GrammarCompiler:
                 self._vocabulary = self._load()
             return self._vocabulary
 
+    def load(self) -> None:
+        """Read the tokenizer now."""
+        _ = self.vocabulary
+
     def known(self, constraint: Constraint) -> bool:
         """Whether `compile` has it ready."""
         with self._lock:
