@@ -6,6 +6,7 @@ import sys
 
 CLAIMS = (
     "scheduler_step",
+    "block_hashes",
     "output_machine",
     "hop_cost",
     "loading",

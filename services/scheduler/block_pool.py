@@ -45,19 +45,16 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks; the caller has compared `count` with `num_free`."""
-        assert 0 < count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
-        missing = count - len(self._free)
-        if missing > 0:
-            # Lost ones come last, so that they are those deepest in the new table.
-            lost = [self._lose() for _ in range(missing)]
-            blocks = self._free[::-1] + lost
-            self._free.clear()
-        else:
-            blocks = self._free[-count:]
-            del self._free[-count:]
+        free, holders = self._free, self._holders
+        assert count > 0, "no block asked"
+        if count <= len(free):
+            blocks = free[-count:]
+            del free[-count:]
             blocks.reverse()
+        else:
+            blocks = self._take_all(count)
         for block in blocks:
-            self._holders[block] = 1
+            holders[block] = 1
         return blocks
 
     def hold(self, blocks: Sequence[int]) -> None:
@@ -116,6 +113,15 @@ class BlockPool:
         assert not any(self._is_kept[block] for block in self._free), "a kept block among the free"
         everything = sorted([*self._free, *self._idle, *counts])
         assert everything == list(range(1, self.num_total + 1)), "a block is lost or held and free"
+
+    def _take_all(self, count: int) -> list[int]:
+        """All blocks without a content, and as many others as are missing."""
+        assert count <= self.num_free, f"{count} blocks asked, {self.num_free} free"
+        blocks = self._free[::-1]
+        self._free.clear()
+        # Lost ones come last, so that they are those deepest in the new table.
+        blocks += [self._lose() for _ in range(count - len(blocks))]
+        return blocks
 
     def _lose(self) -> int:
         block, _ = self._idle.popitem(last=False)

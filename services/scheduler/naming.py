@@ -40,12 +40,12 @@ class Naming:
         """The plan under construction computes known tokens of a sequence."""
         num_tokens = sequence.num_planned_tokens
         if num_tokens // self._block_size > sequence.num_named_blocks:
-            self._filled.append(Filled(sequence, sequence.admission, num_tokens))
+            self._filled.append((sequence, sequence.admission, num_tokens))
             self._names += self._cache.announce(sequence, num_tokens)
 
     def note_growth(self, sequence: Sequence) -> None:
         """A sequence begins a further block: those before it are full once the plans are done."""
-        self._filled.append(Filled(sequence, sequence.admission, sequence.num_planned_tokens))
+        self._filled.append((sequence, sequence.admission, sequence.num_planned_tokens))
 
     def take(self) -> tuple[list[Filled], list[bytes]]:
         """What was noted since the last call, for the record of the plan."""
@@ -55,10 +55,12 @@ class Naming:
 
     def settle(self, record: PlanRecord) -> None:
         """The result of a plan is here."""
-        self._cache.settle(record.names)
-        self._due += record.filled
-        if len(self._due) > MAX_DUE:
-            self.catch_up()
+        if record.names:
+            self._cache.settle(record.names)
+        if record.filled:
+            self._due += record.filled
+            if len(self._due) > MAX_DUE:
+                self.catch_up()
 
     def catch_up(self) -> None:
         """Name what is due."""

@@ -27,6 +27,8 @@ from services.scheduler.sequence import Sequence
 NEVER: Final = 1 << 62
 # Losses that are remembered, so that what was found for a waiting sequence is not looked up anew.
 _NUM_LOSSES_KEPT: Final = 4096
+# Blocks that are hashed at a time where the next ones may not be found.
+NUM_HASHED: Final = 8
 # Blocks that are looked up or hashed ahead at a time: a tenth of a millisecond.
 NUM_AHEAD: Final = 64
 
@@ -244,7 +246,9 @@ class PrefixCache:
         hashes, blocks, known = self.hashes_of(sequence), found.blocks, self._blocks
         num_blocks = (sequence.num_tokens - 1) // self._limits.block_size
         for index in range(len(blocks), min(num_blocks, len(blocks) + most)):
-            hashes.extend(index + 1, sequence.prompt_token_ids, sequence.output_token_ids)
+            if index == len(hashes.known):
+                ahead = min(num_blocks, index + NUM_HASHED)
+                hashes.extend(ahead, sequence.prompt_token_ids, sequence.output_token_ids)
             block = known.get(hashes.known[index])
             if block is None:
                 break

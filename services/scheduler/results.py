@@ -8,7 +8,7 @@ whose short lane takes runs. Neither asks who owns a row by now.
 from array import array
 from collections.abc import Sequence as ListOf
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from services.scheduler.limits import Limits
 from services.scheduler.plan import FinishCode, StepPlan, StepResult, WorkerContractError
@@ -32,12 +32,8 @@ class BatchOwner(Protocol):
         """The columns of the sequence's outlet hold tokens."""
 
 
-class Filled(NamedTuple):
-    """With a result the first `num_tokens` tokens of a sequence are computed, full blocks too."""
-
-    sequence: Sequence
-    admission: int
-    num_tokens: int
+# A sequence, its admission, and how many of its first tokens are computed with a result.
+Filled = tuple[Sequence, int, int]
 
 
 class PlanRecord:

@@ -1,7 +1,7 @@
 """Blocks get names after the result that fills them, and never those of a sequence that left."""
 
 from services.scheduler.naming import MAX_DUE, Naming
-from services.scheduler.results import Filled, PlanRecord
+from services.scheduler.results import PlanRecord
 from services.scheduler.sequence import Sequence, SequenceState
 from tests.services.scheduler.cache_room import SIZE, Room, make
 
@@ -62,7 +62,7 @@ def test_what_is_due_does_not_gather_without_end() -> None:
     room = Room()
     naming, sequence = Naming(room.cache, SIZE), running(room, 10)
     many = record(naming)
-    many.filled = [Filled(sequence, 1, 8)] * MAX_DUE
+    many.filled = [(sequence, 1, 8)] * MAX_DUE
     naming.settle(many)
     assert room.cache.num_named == 0
     sequence.num_planned_tokens = 9
