@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.e2e.cancels import Crowd, Holdings, look
+from tests.e2e.conftest import running
 from tests.e2e.mesh import Mesh
 
 # Few sequences at once and few blocks: clients leave while they wait, too, and after they had to.
@@ -21,13 +22,13 @@ SLACK = 4
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """For nobody else."""
-    mesh = Mesh(*FLAGS)
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
+    yield from running(*FLAGS)
+
+
+@pytest.fixture(params=[("-tp", "2"), ("-dp", "2", "-ep")], ids=" ".join)
+def group(request: pytest.FixtureRequest) -> Iterator[Mesh]:
+    """Whose ranks all have to hear of who left."""
+    yield from running(*FLAGS, *request.param)
 
 
 def check_nothing_is_left(before: Holdings, after: Holdings) -> None:
@@ -64,6 +65,11 @@ async def cancel(mesh: Mesh, count: int, seed: int) -> tuple[Holdings, Holdings]
 
 async def test_five_hundred_cancels_leave_nothing_behind(mesh: Mesh) -> None:
     check_nothing_is_left(*await cancel(mesh, 500, seed=1))
+
+
+@pytest.mark.soak
+async def test_a_thousand_cancels_leave_nothing_behind_in_a_group_of_ranks(group: Mesh) -> None:
+    check_nothing_is_left(*await cancel(group, 1_000, seed=4))
 
 
 @pytest.mark.soak
