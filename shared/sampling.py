@@ -55,6 +55,8 @@ class SamplingSpec:
     thinking_budget: ThinkingBudget | None = None
     constraint: Constraint | None = None
     skip_reading_prefix_cache: bool = False
+    # As num_logprobs, of the prompt's tokens.
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ def sampling_to_proto(spec: SamplingSpec) -> common_pb2.SamplingParams:
         thinking_budget=_budget_to_proto(spec.thinking_budget),
         constraint=constraint_to_proto(spec.constraint),
         skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
+        num_prompt_logprobs=spec.num_prompt_logprobs,
     )
 
 
@@ -121,6 +122,9 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingSpec:
         if message.HasField("constraint")
         else None,
         skip_reading_prefix_cache=message.skip_reading_prefix_cache,
+        num_prompt_logprobs=(
+            message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+        ),
     )
 
 

@@ -136,8 +136,19 @@ class BodyPresenter:
         count: Callable[[], Usage],
         *,
         fingerprint: str,
+        tail: Callable[[Choice], bytes] = lambda _: b"",
     ) -> None:
-        """Prepare a body; `entry` gives the `choices` entry of a choice."""
+        """Prepare a body.
+
+        Args:
+            spec: What it shows.
+            object_name: Its kind.
+            entry: Gives the `choices` entry of a choice.
+            count: Gives the usage.
+            fingerprint: Of the system.
+            tail: Gives further members of the object, once, from the first choice.
+        """
+        self._tail = tail
         self._head = head(spec, object_name) + b',"choices":['
         self._entry = entry
         self._count = count
@@ -153,9 +164,9 @@ class BodyPresenter:
         self._is_done = True
         entries = b",".join(self._entry(choice) for choice in choices)
         usage = b'],"usage":' + self._count().to_json()
-        tail = b""
+        tail = self._tail(choices[0])
         if choices[0].prompt_token_ids:  # what no entry has shown: the prompt of a chat
-            tail = b',"prompt_token_ids":' + prompt_ids(choices[0])
+            tail += b',"prompt_token_ids":' + prompt_ids(choices[0])
         return self._head + entries + usage + tail + self._fingerprint + b"}"
 
     def kept(self) -> bytes:

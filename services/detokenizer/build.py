@@ -163,6 +163,7 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
             make_text(),
             rules,
             prompt_token_ids=sequence.prompt_token_ids if spec.return_token_ids else b"",
+            measured_token_ids=sequence.prompt_token_ids if spec.include_prompt_logprobs else b"",
         )
         for sequence in submit.sequences
     )

@@ -127,6 +127,9 @@ class Choice:
     num_received: int = 0
     # Packed ids of the prompt, where they are shown.
     prompt_token_ids: bytes = b""
+    # The same, where their logprobs are shown, and those: of all tokens but the first.
+    measured_token_ids: bytes = b""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     _waiting: int = -1
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
@@ -145,6 +148,14 @@ class Choice:
                 self._push(token)
             else:
                 self.text.push(token)
+
+    def take_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> bool:
+        """Entries from a position on, some of them known already; False if some are missing."""
+        num_known = 1 + len(self.prompt_logprobs)
+        if start > num_known:
+            return False
+        self.prompt_logprobs += entries[num_known - start :]
+        return True
 
     def finish(self, finished: SequenceFinished) -> None:
         """The scheduler says that the sequence has ended well."""

@@ -31,9 +31,9 @@ class CompletionChunks:
         spec = self._spec
         text = self._echoes.pop(choice.index, "") + "".join(choice.text.take().content)
         logprobs = b"null"
-        if spec.include_logprobs and choice.logprobs:
-            shift = echo_length(spec, choice.index)
-            logprobs = encode(self._logprobs.completion(choice.logprobs, shift=shift))
+        is_echoed = bool(spec.echo_texts and choice.measured_token_ids)
+        if spec.include_logprobs and (choice.logprobs or is_echoed):
+            logprobs = encode(_logprobs_of(spec, self._logprobs, choice))
         ids = encode(choice.token_ids) if spec.return_token_ids else b"null"
         choice.logprobs, choice.token_ids = [], []
         reason = stop_reason = b"null"
@@ -55,16 +55,27 @@ def completion_entry(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) 
     entry: dict[str, Any] = {
         "index": choice.index,
         "text": echo + "".join(choice.text.take().content),
-        "logprobs": (
-            logprobs.completion(choice.logprobs, shift=shift) if spec.include_logprobs else None
-        ),
+        "logprobs": _logprobs_of(spec, logprobs, choice) if spec.include_logprobs else None,
         "finish_reason": end.finish_reason,
         "stop_reason": end.stop_reason,
     }
+    if choice.measured_token_ids:
+        entry["prompt_logprobs"] = logprobs.prompt(choice)
     if spec.return_token_ids:
         entry["prompt_token_ids"] = msgspec.Raw(prompt_ids(choice))
         entry["token_ids"] = choice.token_ids
     return encode(entry)
+
+
+def _logprobs_of(spec: OutputSpec, logprobs: LogprobWriter, choice: Choice) -> dict[str, Any]:
+    """Of the output, behind those of a prompt that is echoed, which are shown once."""
+    shift = echo_length(spec, choice.index)
+    shown = logprobs.completion(choice.logprobs, shift=shift)
+    if spec.echo_texts and choice.measured_token_ids:
+        echoed = logprobs.echoed(choice)
+        shown = {name: echoed[name] + column for name, column in shown.items()}
+        choice.measured_token_ids = b""
+    return shown
 
 
 def echo_length(spec: OutputSpec, index: int) -> int:

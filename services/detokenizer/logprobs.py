@@ -5,10 +5,12 @@ of a character is decoded together with the bytes before it and is never empty.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from services.detokenizer.choice import LogprobEntry
+from services.detokenizer.choice import Choice, LogprobEntry
+from services.detokenizer.text import IncrementalDecoder
 from shared.glm.tokenizer import Vocabulary
 
 FLOOR = -9999.0
@@ -24,6 +26,7 @@ class LogprobWriter:
 
     def __init__(self, vocabulary: Vocabulary, *, num_top: int, shows_ids: bool = False) -> None:
         """Show at most `num_top` alternatives per token; `shows_ids` in place of their text."""
+        self._vocabulary = vocabulary
         self._bytes = vocabulary.token_bytes
         self._num_top = num_top
         self._shows_ids = shows_ids
@@ -40,6 +43,45 @@ class LogprobWriter:
             "tokens": [self._text(entry.token_id, entry.context) for entry in entries],
             "top_logprobs": [self._top_of_completion(entry) for entry in entries],
         }
+
+    def prompt(self, choice: Choice) -> list[dict[str, Any] | None]:
+        """What each token of a prompt was worth: nothing for the first, else tokens by their id."""
+        ids = array("I", choice.measured_token_ids).tolist()
+        shown: list[dict[str, Any] | None] = [None]
+        for token_id, values in zip(ids[1:], choice.prompt_logprobs, strict=True):
+            pairs = zip(values.top_token_ids, values.top_logprobs, strict=True)
+            found = {i: (value, rank) for rank, (i, value) in enumerate(pairs, 1)}
+            found.setdefault(token_id, (values.logprob, values.rank))
+            shown.append(
+                {
+                    str(i): {
+                        "logprob": finite(value),
+                        "rank": rank,
+                        "decoded_token": self._text(i, b""),
+                    }
+                    for i, (value, rank) in found.items()
+                }
+            )
+        return shown
+
+    def echoed(self, choice: Choice) -> dict[str, list[Any]]:
+        """The prompt's part of the logprobs of a completion that echoes it."""
+        ids = array("I", choice.measured_token_ids).tolist()
+        decoder, offset = IncrementalDecoder(self._vocabulary), 0
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("text_offset", "token_logprobs", "tokens", "top_logprobs")
+        }
+        for place, token_id in enumerate(ids):
+            columns["text_offset"].append(offset)
+            entry = None
+            if place:
+                values = choice.prompt_logprobs[place - 1]
+                entry = LogprobEntry(token_id, decoder.pending, offset, values)
+            columns["tokens"].append(self._text(token_id, decoder.pending))
+            columns["token_logprobs"].append(finite(entry.values.logprob) if entry else None)
+            columns["top_logprobs"].append(self._top_of_completion(entry) if entry else None)
+            offset += len(decoder.push(token_id))
+        return columns
 
     def _chat_entry(self, entry: LogprobEntry) -> dict[str, Any]:
         values = entry.values

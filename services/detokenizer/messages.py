@@ -82,6 +82,7 @@ class OutputSpec:
     return_tokens_as_token_ids: bool = False
     include_text: bool = False
     include_sealed_reasoning: bool = False
+    include_prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,11 @@ class SequenceListener(Protocol):
     ) -> None:
         """New tokens behind the first `num_previous` ones."""
 
+    def on_prompt_logprobs(
+        self, position: int, start: int, entries: Sequence[TokenLogprobs]
+    ) -> None:
+        """What the prompt's tokens from `start` on are worth; comes again if computed again."""
+
     def on_end(self, position: int, end: SequenceFinished | RequestError) -> None:
         """The one end; nothing comes after it."""
 

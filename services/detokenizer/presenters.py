@@ -2,7 +2,13 @@
 
 from collections.abc import Callable
 
-from services.detokenizer.assemble import BodyPresenter, Chunks, Presenter, StreamPresenter
+from services.detokenizer.assemble import (
+    BodyPresenter,
+    Chunks,
+    Presenter,
+    StreamPresenter,
+    encode,
+)
 from services.detokenizer.chat import CHUNK, ChatChunks, chat_entry
 from services.detokenizer.chat import OBJECT as CHAT
 from services.detokenizer.choice import Choice
@@ -33,7 +39,13 @@ def presenter_of(
         name, chunks = _chunks(spec, logprobs)
         return StreamPresenter(spec, name, chunks, count, fingerprint=fingerprint)
     name, entry = _entries(spec, logprobs)
-    return BodyPresenter(spec, name, entry, count, fingerprint=fingerprint)
+
+    def tail(choice: Choice) -> bytes:
+        if spec.object_kind is not ObjectKind.CHAT_COMPLETION or not choice.measured_token_ids:
+            return b""
+        return b',"prompt_logprobs":' + encode(logprobs.prompt(choice))
+
+    return BodyPresenter(spec, name, entry, count, fingerprint=fingerprint, tail=tail)
 
 
 def _chunks(spec: OutputSpec, logprobs: LogprobWriter) -> tuple[str, Chunks]:

@@ -112,6 +112,16 @@ class Response:
             self._finish_if_complete()
         self.on_change()
 
+    def on_prompt_logprobs(
+        self, position: int, start: int, entries: Sequence[TokenLogprobs]
+    ) -> None:
+        """What the prompt of one sequence is worth."""
+        if self.is_over:
+            return
+        if not self.choices[position].take_prompt_logprobs(start, entries):
+            message = f"logprobs of a prompt are missing before token {start}"
+            self._fail(RequestError(FailureReason.INTERNAL, message), AbortReason.CANCELLED)
+
     def on_end(self, position: int, end: SequenceFinished | RequestError) -> None:
         """One sequence is over; a bad end of one is the end of all."""
         self._is_open_upstream[position] = False

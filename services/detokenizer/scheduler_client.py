@@ -191,6 +191,8 @@ class SchedulerClient:
         wire.check_columns(sum(counts), token_ids=ids)
         entries = wire.logprobs_from_proto(columns.logprobs) if columns.HasField("logprobs") else []
         self._take_counts(columns)
+        for entry in columns.prompt_logprobs:
+            self._take_prompt(entry)
         find = self._sequences.get
         end = first_entry = 0
         for stream_id, num_previous, count in zip(
@@ -211,6 +213,13 @@ class SchedulerClient:
                     listener.on_tokens(sequence.position, num_previous, ids[start:end], logprobs)
                 except Exception as error:  # noqa: BLE001  # as there
                     listener.on_fault(internal_error(error, sequence.request_id))
+
+    def _take_prompt(self, entry: scheduler_pb2.PromptLogprobs) -> None:
+        sequence = self._sequences.get(entry.stream_id)
+        if sequence is not None and sequence.listener is not None:
+            tell = sequence.listener.on_prompt_logprobs
+            values = wire.logprobs_from_proto(entry.logprobs)
+            _guarded(sequence, tell, sequence.position, entry.start, values)
 
     def _take_counts(self, columns: scheduler_pb2.TokenColumns) -> None:
         """What the tokens of this message are counted with; told before them."""

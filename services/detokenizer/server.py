@@ -375,6 +375,7 @@ def _output_from_proto(message: detokenizer_pb2.OutputSpec) -> OutputSpec:
         return_tokens_as_token_ids=message.return_tokens_as_token_ids,
         include_text=message.include_text,
         include_sealed_reasoning=message.include_sealed_reasoning,
+        include_prompt_logprobs=message.include_prompt_logprobs,
     )
 
 

@@ -22,7 +22,7 @@ from services.frontend.schemas.chat import ChatRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.text_formats import text_format_of
-from services.frontend.token_limits import truncated, with_thinking_budget
+from services.frontend.token_limits import truncated, with_prompt_logprobs, with_thinking_budget
 from services.frontend.tool_choice import ToolRules, tool_rules_of
 from services.frontend.tools_constraint import constraint_of
 from services.frontend.validation import parse
@@ -97,6 +97,7 @@ async def prepare_chat(
     prompt = await _render(gateway, request, conversation, body, visit)
     sampling = _sampling(gateway, request, len(prompt.token_ids))
     sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
+    sampling = with_prompt_logprobs(request, request.prompt_logprobs, [prompt.token_ids], sampling)
     thinks = prompt.starts_in_reasoning and gateway.settings.reasoning_parser != "none"
     constraint = constraint_of(
         form,
@@ -222,6 +223,7 @@ def _output(
         return_token_ids=bool(request.return_token_ids),
         return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         echo_texts=_echo_texts(request),
+        include_prompt_logprobs=request.prompt_logprobs is not None,
     )
 
 

@@ -16,7 +16,7 @@ from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, Completion
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.text_formats import text_format_of
-from services.frontend.token_limits import truncated
+from services.frontend.token_limits import truncated, with_prompt_logprobs
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
 from shared.constraint import Constraint
@@ -60,16 +60,10 @@ async def prepare_completion(
     """Check, encode and resolve a parsed body."""
     given = prompts_of(request)
     unknown = check_common(gateway, request, num_prompts=len(given))
-    if request.echo and request.logprobs is not None:
-        raise invalid(
-            "'echo' is not supported together with 'logprobs': log-probabilities of the prompt are "
-            "not computed.",
-            "echo",
-            "unsupported_value",
-        )
     form, form_param = text_format_of(request)
     prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
+    sampling = with_prompt_logprobs(request, _measured(request), prompts, sampling)
     if form is not None:
         sampling = dataclasses.replace(sampling, constraint=Constraint(format=form))
     is_cut = request.truncate_prompt_tokens is not None
@@ -80,6 +74,12 @@ async def prepare_completion(
         constraint_param=form_param,
         unknown_fields=unknown,
     )
+
+
+def _measured(request: CompletionRequest) -> int | None:
+    """Alternatives per prompt token: an echo with logprobs has those of the prompt, too."""
+    asked = [request.prompt_logprobs, request.logprobs if request.echo else None]
+    return max((num_top for num_top in asked if num_top is not None), default=None)
 
 
 def prompts_of(request: CompletionRequest) -> list[str] | list[list[int]]:
@@ -177,5 +177,6 @@ def _output(
         return_token_ids=bool(request.return_token_ids),
         return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         echo_texts=echoes,
+        include_prompt_logprobs=_measured(request) is not None,
         num_choices_per_prompt=request.n or 1,
     )

@@ -281,5 +281,6 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
         echo_json=output.echo_json,
         keep_object=output.keep_object,
         include_sealed_reasoning=output.include_sealed_reasoning,
+        include_prompt_logprobs=output.include_prompt_logprobs,
         include_text=output.include_text,
     )

@@ -27,7 +27,6 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "stream_interval": (1,),
     "use_beam_search": (False,),
@@ -63,6 +62,10 @@ COMPLETION_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_embeds": (),
     "suffix": ("",),
 }
+SAMPLING_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "prompt_logprobs": (),
+}
 RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
     "context_management": ([],),
@@ -71,6 +74,7 @@ RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     "moderation": (),
     "previous_input_messages": ([],),
     "prompt": (),
+    "prompt_logprobs": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "service_tier": ("auto", "default"),
@@ -81,6 +85,7 @@ MESSAGES_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     "context_management": ({},),
     "inference_geo": (),
     "mcp_servers": ([],),
+    "prompt_logprobs": (),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
 }

@@ -8,7 +8,12 @@ from services.frontend.bodies import Body
 from services.frontend.chat_plan import prepare_chat
 from services.frontend.completion_plan import prepare_completion
 from services.frontend.errors import ApiError, context_exceeded, unsupported
-from services.frontend.fields import CHAT_NOT_SERVED, COMPLETION_NOT_SERVED, sort_extra
+from services.frontend.fields import (
+    CHAT_NOT_SERVED,
+    COMPLETION_NOT_SERVED,
+    SAMPLING_NOT_SERVED,
+    sort_extra,
+)
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, submission_of, unix_now
 from services.frontend.sampling import build_sampling, resolve_max_tokens
@@ -37,7 +42,7 @@ async def plan_tokens(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(GenerateRequest, body.value)
     unknown = sort_extra(request, {})
-    unknown += sort_extra(request.sampling_params, {}, "sampling_params.")
+    unknown += sort_extra(request.sampling_params, SAMPLING_NOT_SERVED, "sampling_params.")
     params = request.sampling_params or SamplingParams.model_validate({})
     given = {name: value for name, value in params if name in GenerationFields.model_fields}
     own = {name: getattr(request, name) for name in ("model", "replay", *_PASSED)}
@@ -134,6 +139,8 @@ def _rendered(
     gateway: Gateway, request: RequestFields, ids: Sequence[int], raw: dict[str, Any], visit: Visit
 ) -> dict[str, Any]:
     """The part that all kinds of prompts have in common."""
+    if raw.get("prompt_logprobs") is not None:
+        raise unsupported("prompt_logprobs", "prompts of token ids are not measured")
     params = {name: raw[name] for name in _SAMPLING if raw.get(name) is not None}
     made: dict[str, Any] = {
         "request_id": request.request_id or visit.request_id,

@@ -69,6 +69,7 @@ class OutputPlan:
     # The end brings the object, also that of a stream. Of a response only.
     keep_object: bool = False
     include_sealed_reasoning: bool = False
+    include_prompt_logprobs: bool = False
     # Text beside the ids. Of tokens only.
     include_text: bool = False
     # Consecutive choices that share a prompt, which usage counts once; 0: all of a chat.

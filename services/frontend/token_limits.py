@@ -2,12 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 from services.frontend.errors import invalid
 from services.frontend.gateway import Gateway
 from services.frontend.schemas.fields import GenerationFields, SamplingFields
 from shared.glm.render import RenderedPrompt
 from shared.sampling import SamplingSpec, ThinkingBudget
+
+# About 64 MB of JSON.
+MAX_PROMPT_ENTRIES: Final = 1 << 20
 
 
 def with_token_limits(
@@ -42,6 +46,35 @@ def with_thinking_budget(
             other_end_token_ids=(control.tool_call,),
         ),
     )
+
+
+def with_prompt_logprobs(
+    request: GenerationFields,
+    num_top: int | None,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingSpec,
+) -> SamplingSpec:
+    """The sampling with the measuring of prompts, bounded: answers hold all of it at once.
+
+    Args:
+        request: A chat or completion.
+        num_top: Alternatives per token; None is no measuring.
+        prompts: Each is measured for each choice of it.
+        sampling: As resolved so far.
+    """
+    if num_top is None:
+        return sampling
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid("'prompt_logprobs' is not allowed with 'stream': true.", "prompt_logprobs")
+    num_entries = (request.n or 1) * (num_top + 1) * sum(map(len, prompts))
+    if num_entries > MAX_PROMPT_ENTRIES:
+        param = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+        raise invalid(
+            f"Invalid '{param}': log-probabilities of the prompts would have {num_entries} "
+            f"entries, at most {MAX_PROMPT_ENTRIES} are given.",
+            param,
+        )
+    return dataclasses.replace(sampling, num_prompt_logprobs=num_top)
 
 
 def truncated(

@@ -108,6 +108,7 @@ def _check_sampling(sampling: SamplingSpec, limits: Limits) -> None:
         ("max_tokens", 1, math.inf),
         ("min_tokens", 0, sampling.max_tokens),
         ("num_logprobs", 0, min(MAX_LOGPROBS, limits.vocab_size or MAX_LOGPROBS)),
+        ("num_prompt_logprobs", 0, min(MAX_LOGPROBS, limits.vocab_size or MAX_LOGPROBS)),
     )
     for name, least, most in ranges:
         value = getattr(sampling, name)

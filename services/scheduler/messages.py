@@ -63,6 +63,8 @@ class TokenColumns:
     # Of the sequences so far; empty where workers propose no drafts.
     num_drafted_tokens: list[int] = field(default_factory=list)
     num_accepted_tokens: list[int] = field(default_factory=list)
+    # Stream id, position of the first token, entries of prompts that are measured.
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

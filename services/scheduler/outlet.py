@@ -41,7 +41,7 @@ class Outlet:
     def take(self) -> Delivery | None:
         """What gathered since the last call, None when nothing did."""
         tokens, ends = None, self.ends
-        if self.columns.stream_ids:
+        if self.columns.stream_ids or self.columns.prompt_logprobs:
             tokens, self.columns = self.columns, _empty_columns()
         if tokens is None and not ends:
             return None

@@ -148,3 +148,5 @@ class StepResult:
     """Masks of constraints that were made for the step."""
     mask_us: int = 0
     """Time that making them took."""
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = field(default_factory=list)
+    """Row, position of the first token and entries of prompts that are measured."""

@@ -22,6 +22,7 @@ from services.scheduler.block_pool import BlockPool
 from services.scheduler.cache_events import CachedBlock, CacheLog
 from services.scheduler.limits import Limits
 from services.scheduler.sequence import Sequence
+from shared.sampling import SamplingSpec
 
 # Of a sequence that names nothing any more.
 NEVER: Final = 1 << 62
@@ -257,7 +258,7 @@ class PrefixCache:
 
     def _found(self, sequence: Sequence) -> Found | None:
         """What is known to be found for a sequence; None if it does not read the cache."""
-        if not self.is_enabled or sequence.sampling.skip_reading_prefix_cache:
+        if not self.is_enabled or _reads_nothing(sequence.sampling):
             sequence.found = None
             return None
         found = sequence.found
@@ -283,3 +284,8 @@ class PrefixCache:
         self._losses.append(block)
         self._num_losses += 1
         self._log.removed(self._replica, name)
+
+
+def _reads_nothing(sampling: SamplingSpec) -> bool:
+    """Whether a sequence has to compute its whole prompt."""
+    return sampling.skip_reading_prefix_cache or sampling.num_prompt_logprobs is not None

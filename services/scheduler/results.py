@@ -89,6 +89,8 @@ def deliver(
 
     Returns how many tokens were delivered.
     """
+    if result.prompt_logprobs:
+        _deliver_prompts(record, result, owner)
     slow = _SlowLane(record, result, owner, now, limits)
     if limits.is_drafting:
         _deliver_runs(record, result, owner, slow)
@@ -96,6 +98,24 @@ def deliver(
         _deliver_tokens(record, result, owner, slow)
     slow.check_all_logprobs_used()
     return len(result.token_ids) - slow.num_dropped
+
+
+def _deliver_prompts(record: PlanRecord, result: StepResult, owner: BatchOwner) -> None:
+    """Hand on what prompts are worth to the sequences that asked and have not left."""
+    by_row = dict(zip(result.rows, record.sequences, strict=True))
+    for row, start, entries in result.prompt_logprobs:
+        sequence = by_row.get(row)
+        if sequence is None or sequence.sampling.num_prompt_logprobs is None:
+            raise WorkerContractError(
+                f"step {result.step}: row {row} brings logprobs of a prompt, unasked"
+            )
+        if not 1 <= start <= start + len(entries) <= sequence.num_prompt_tokens:
+            raise WorkerContractError(
+                f"step {result.step}: row {row} brings logprobs from {start} on, past its prompt"
+            )
+        if sequence.state is not SequenceState.ENDED:
+            sequence.outlet.columns.prompt_logprobs.append((sequence.stream_id, start, entries))
+            owner.outlet_filled(sequence)
 
 
 def _deliver_tokens(

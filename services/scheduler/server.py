@@ -301,6 +301,12 @@ def _columns_to_proto(columns: TokenColumns) -> scheduler_pb2.TokenColumns:
         ],
         num_drafted_tokens=columns.num_drafted_tokens,
         num_accepted_tokens=columns.num_accepted_tokens,
+        prompt_logprobs=[
+            scheduler_pb2.PromptLogprobs(
+                stream_id=stream_id, start=start, logprobs=logprobs_to_proto(entries)
+            )
+            for stream_id, start, entries in columns.prompt_logprobs
+        ],
     )
 
 

@@ -211,6 +211,10 @@ def result_from_proto(message: worker_pb2.StepResult) -> StepResult:
             wait_us=message.timings.wait_us,
             num_masks=message.timings.num_masks,
             mask_us=message.timings.mask_us,
+            prompt_logprobs=[
+                (entry.row, entry.start, logprobs_from_proto(entry.logprobs))
+                for entry in message.prompt_logprobs
+            ],
         )
     except RequestError as error:
         raise WorkerContractError(f"step {message.step}: {error.message}") from None

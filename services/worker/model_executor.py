@@ -28,10 +28,11 @@ from services.worker.plan import (
     StepResult,
     StepTimings,
 )
+from services.worker.prompt_logprobs import PromptLogprobs
 from services.worker.rows import RowTable
 from services.worker.sampling_rows import SamplingRows
 from services.worker.step_end import Computed, SampleEnd, StepEnd
-from services.worker.tokens import TokenSource
+from services.worker.tokens import OwnTokens, TokenSource
 from shared.errors import FailureReason, RequestError
 
 CachesT = TypeVar("CachesT")
@@ -109,13 +110,9 @@ class ModelExecutor(Generic[CachesT]):
         self._partial = partial
         self._caches = caches
         self._table = RowTable(capacity)
-        self._has_grammars = grammars is not None
-        is_sampling = tokens is None or tokens.is_sampling
-        constraints = RowConstraints(capacity.num_rows, grammars if is_sampling else None)
-        self._sampling = SamplingRows(capacity.num_rows, num_known_ids, constraints)
-        self._builder = BatchBuilder(
-            self._table, device, row_multiple=row_multiple, sizes=sizes
-        )  # fmt: skip
+        self._sampling = _sampling_rows(capacity, num_known_ids, tokens, grammars)
+        self._builder = BatchBuilder(self._table, device, row_multiple=row_multiple, sizes=sizes)
+        self._prompts = PromptLogprobs(self._table, tokens or OwnTokens(), num_known_ids)
         self._end: StepEnd = SampleEnd(self._table, self._sampling, tokens)
         if capacity.num_speculative_tokens:
             assert (drafter is not None) == has_head
@@ -199,6 +196,7 @@ class ModelExecutor(Generic[CachesT]):
         result = self._end.end(plan, active, computed)
         for row in plan.freed_rows:
             self._sampling.free(row)
+            self._prompts.free(row)
         num_masks, mask_us = self._sampling.constraints.take_cost()
         timings = StepTimings(
             wait_us=wait_us,
@@ -209,7 +207,8 @@ class ModelExecutor(Generic[CachesT]):
             mask_us=mask_us,
             num_masks=num_masks,
         )
-        return replace(result, timings=timings)
+        prompts = () if computed is None else computed.prompt_logprobs
+        return replace(result, timings=timings, prompt_logprobs=prompts)
 
     def _begin(self, plan: StepPlan) -> ActiveRows:
         """Take the plan; where it is refused, other replicas get the step they wait for."""
@@ -227,27 +226,29 @@ class ModelExecutor(Generic[CachesT]):
         if new.replay is not None:
             self._table.fail(new.row, _no_replay())
             return
-        if new.sampling.constraint is not None and not self._has_grammars:
-            self._table.fail(new.row, _no_grammars())
-            return
         try:
             self._sampling.admit(new)
+            self._prompts.admit(new)
         except RequestError as error:
             self._table.fail(new.row, error)
 
     @torch.inference_mode()
     def _compute(self, batch: Batch) -> Computed:
         step = self._pace.in_step(batch.metadata)
-        if self._partial is not None and batch.num_sampled < step.num_tokens:
+        is_cut = batch.num_sampled < step.num_tokens and not self._prompts.reads(batch)
+        if self._partial is not None and is_cut:
             return self._compute_sampled(self._partial, batch, step)
         hidden = self._decoder.forward(batch.token_ids, step, self._caches)
+        head = self._decoder.compute_logits if self._has_head else None
+        # First, as the head may write all of its logits to the same memory.
+        prompts = self._prompts.measure(batch, hidden, head)
         if not self._has_head or not len(batch.sampling_entries):
-            return Computed(batch=batch, hidden=hidden, logits=None)
+            return Computed(batch=batch, hidden=hidden, logits=None, prompt_logprobs=prompts)
         sampled = hidden
         if batch.sampling_positions is not None:
             sampled = hidden[batch.sampling_positions]
         logits = self._decoder.compute_logits(sampled)[: batch.num_sampled]
-        return Computed(batch=batch, hidden=hidden, logits=logits)
+        return Computed(batch=batch, hidden=hidden, logits=logits, prompt_logprobs=prompts)
 
     def _compute_sampled(
         self, decoder: PartialDecoder[CachesT], batch: Batch, step: StepMetadata
@@ -263,17 +264,23 @@ class ModelExecutor(Generic[CachesT]):
         return Computed(batch=batch, hidden=hidden, logits=logits)
 
 
+def _sampling_rows(
+    capacity: Capacity,
+    num_known_ids: int,
+    tokens: TokenSource | None,
+    grammars: GrammarCompiler | None,
+) -> SamplingRows:
+    """How rows are sampled; masks are made where they are."""
+    is_sampling = tokens is None or tokens.is_sampling
+    constraints = RowConstraints(
+        capacity.num_rows, grammars if is_sampling else None, is_refusing=grammars is None
+    )
+    return SamplingRows(capacity.num_rows, num_known_ids, constraints)
+
+
 def _no_replay() -> RequestError:
     return RequestError(
         FailureReason.FEATURE_DISABLED,
         "replay: this worker runs a model and takes no script",
         field="replay",
-    )
-
-
-def _no_grammars() -> RequestError:
-    return RequestError(
-        FailureReason.FEATURE_DISABLED,
-        "constraint: this worker has no grammars",
-        field="constraint",
     )

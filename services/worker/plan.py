@@ -119,6 +119,15 @@ class LogprobColumns:
     top_logprobs: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPromptLogprobs:
+    """Log-probabilities of the prompt tokens of a row from position `start` on."""
+
+    row: int
+    start: int
+    logprobs: LogprobColumns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimings:
     """Where a step's time went, microseconds on the worker's monotonic clock."""
@@ -164,6 +173,7 @@ class StepResult:
     row_failures: tuple[RowFailure, ...] = ()
     failure: RequestError | None = None
     timings: StepTimings = StepTimings()
+    prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
 
 
 class ContractError(RequestError):

@@ -94,8 +94,9 @@ def _check(spec: SamplingSpec, vocab_size: int) -> None:
         # float32 of the wire may round a bound up a little.
         if not (is_within and value <= greatest + 1e-6 and math.isfinite(value)):
             raise _refused(name, value, f"must be within {least} and {greatest}")
-    if spec.num_logprobs is not None and spec.num_logprobs > vocab_size:
-        raise _refused("num_logprobs", spec.num_logprobs, f"must be at most {vocab_size}")
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if (getattr(spec, name) or 0) > vocab_size:
+            raise _refused(name, getattr(spec, name), f"must be at most {vocab_size}")
     for token, shift in spec.logit_bias:
         if not 0 <= token < vocab_size:
             raise _refused("logit_bias", token, f"no token id below {vocab_size}")

@@ -407,6 +407,12 @@ def result_to_proto(result: StepResult) -> worker_pb2.StepResult:
         ),
         num_drafted_tokens=result.num_drafted_tokens.tolist(),
         num_accepted_tokens=result.num_accepted_tokens.tolist(),
+        prompt_logprobs=[
+            worker_pb2.RowPromptLogprobs(
+                row=entry.row, start=entry.start, logprobs=_logprobs_to_proto(entry.logprobs)
+            )
+            for entry in result.prompt_logprobs
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from services.worker.batch import Batch
 from services.worker.commit import commit_step
 from services.worker.contract import ActiveRows
-from services.worker.plan import Ints, LogprobColumns, StepPlan, StepResult
+from services.worker.plan import Ints, LogprobColumns, RowPromptLogprobs, StepPlan, StepResult
 from services.worker.rows import RowTable
 from services.worker.sampling_rows import SamplingRows
 from services.worker.tokens import OwnTokens, TokenSource
@@ -24,6 +24,7 @@ class Computed:
     """[T, E] states of all tokens, padding included."""
     logits: Tensor | None
     """Of the places that are sampled; None when there is none, or the head is elsewhere."""
+    prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
 
     @property
     def is_sampling(self) -> bool:

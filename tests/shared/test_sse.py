@@ -21,5 +21,7 @@ def test_the_comment_and_the_end_are_frames_of_their_own() -> None:
 
 
 def test_a_named_event_has_its_name_first_and_one_data_line() -> None:
-    assert sse.named_event(b"x", '{"a":"\u2028"}'.encode()) == b'event: x\ndata: {"a":"\\u2028"}\n\n'
+    assert (
+        sse.named_event(b"x", '{"a":"\u2028"}'.encode()) == b'event: x\ndata: {"a":"\\u2028"}\n\n'
+    )
     assert sse.named_event(b"ping", b'{"type":"ping"}') == sse.PING

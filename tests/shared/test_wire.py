@@ -55,6 +55,7 @@ def test_a_ragged_column_is_refused_by_its_name(unpack: Callable[[bytes, str], o
         stop_token_ids=st.lists(uint32s).map(tuple),
         ignore_eos=st.booleans(),
         logit_bias=st.lists(st.tuples(uint32s, floats)).map(tuple),
+        num_prompt_logprobs=st.none() | uint32s,
         allowed_token_ids=st.lists(uint32s).map(tuple),
         bad_words=st.lists(st.lists(uint32s).map(tuple)).map(tuple),
         thinking_budget=st.none()

@@ -187,6 +187,9 @@ class GenerationFields(RequestFields):
     response_format: JsonObject | None = Field(
         None, description="`text`, `json_object`, `json_schema` or `structural_tag`."
     )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Alternatives per prompt token; not streamed."
+    )
     skip_special_tokens: bool | None = Field(
         None, description="Leave special tokens out where no output parser runs; true."
     )

@@ -235,6 +235,17 @@ def test_ids_of_the_prompt_stand_beside_those_of_the_output_once(is_stream: bool
     assert all(isinstance(token, int) for token in shown[0])
 
 
+def test_a_measured_prompt_stands_beside_the_choices() -> None:
+    request = submit(include_prompt_logprobs=True)
+    response = build_response(request, CONTEXT, 0.0)
+    presenter = build_presenter(response, request.output, CONTEXT)
+    choice = response.choices[0]
+    assert choice.take_prompt_logprobs(1, logprobs(2))
+    choice.finish(finished(FinishReason.STOP))
+    body = json.loads(presenter.render(response.choices))
+    assert [entry and list(entry) for entry in body["prompt_logprobs"]] == [None, ["2"], ["3"]]
+
+
 def test_tokens_of_logprobs_may_be_ids() -> None:
     body = chat(
         "hi",

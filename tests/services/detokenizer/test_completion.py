@@ -98,3 +98,49 @@ def test_special_tokens_are_left_out_unless_wanted() -> None:
     assert complete(["a<|user|>b"])["choices"][0]["text"] == "ab"
     kept = complete(["a<|user|>b"], skip_special_tokens=False)
     assert kept["choices"][0]["text"] == "a<|user|>b"
+
+
+def measured(*, is_stream: bool = False, **options: Any) -> Any:
+    """The first choice of a completion whose prompt, tokens 1 to 3, was measured."""
+    request = submit(
+        1,
+        object_kind=ObjectKind.TEXT_COMPLETION,
+        is_stream=is_stream,
+        include_prompt_logprobs=True,
+        **options,
+    )
+    response = build_response(request, CONTEXT, 0.0)
+    presenter = build_presenter(response, request.output, CONTEXT)
+    choice = response.choices[0]
+    assert choice.take_prompt_logprobs(1, logprobs(2, [(98, -0.25)]))
+    data = b""
+    for token in ids("ab"):
+        wanted = request.output.include_logprobs
+        choice.feed([token], logprobs(1, [(97, -1.0)]) if wanted else None)
+        data += presenter.render(response.choices)
+    choice.finish(finished(FinishReason.LENGTH))
+    data += presenter.render(response.choices)
+    return events(data) if is_stream else json.loads(data)["choices"][0]
+
+
+def test_an_echo_with_logprobs_has_those_of_the_prompt_first() -> None:
+    options: Any = {"echo_texts": ("\x01\x02\x03",), "include_logprobs": True}
+    shown = measured(num_top_logprobs=1, **options)["logprobs"]
+    assert shown["tokens"] == ["\x01", "\x02", "\x03", "a", "b"]
+    assert shown["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.5]
+    assert shown["text_offset"] == [0, 1, 2, 3, 4]
+    assert shown["top_logprobs"][:2] == [None, {"b": -0.25, "\x02": -0.5}]
+    stream = measured(is_stream=True, num_top_logprobs=1, **options)
+    pieces = [event["choices"][0]["logprobs"] for event in stream[:-1]]
+    joined = {name: sum((p[name] for p in pieces if p), []) for name in shown}  # noqa: RUF017
+    assert joined == shown
+
+
+def test_a_measured_prompt_stands_in_its_choice_by_ids() -> None:
+    shown = measured()["prompt_logprobs"]
+    assert shown[0] is None
+    assert shown[1] == {
+        "98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"},
+        "2": {"logprob": -0.5, "rank": 1, "decoded_token": "\x02"},
+    }
+    assert len(shown) == 3

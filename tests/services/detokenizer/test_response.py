@@ -9,7 +9,7 @@ from services.detokenizer.response import Response
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats
-from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, submit
+from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, logprobs, submit
 from tests.services.detokenizer.words import EOS, ids
 
 
@@ -250,3 +250,15 @@ def test_whatever_ends_a_request_is_announced(told: Any) -> None:
     assert len(changes) == 2
     response.on_end(0, told)
     assert len(changes) > 2
+
+
+def test_what_a_prompt_is_worth_may_come_in_pieces_and_again() -> None:
+    response, _ = started(include_prompt_logprobs=True)
+    response.on_verdict(0, None)
+    one, two, again = logprobs(1), logprobs(2), logprobs(3)
+    response.on_prompt_logprobs(0, 1, one)
+    response.on_prompt_logprobs(0, 2, two[:1])
+    response.on_prompt_logprobs(0, 1, again)  # the prompt was computed again
+    assert response.choices[0].prompt_logprobs == [*one, *two[:1], again[2]]
+    response.on_prompt_logprobs(0, 6, one)
+    assert error_of(response) is FailureReason.INTERNAL

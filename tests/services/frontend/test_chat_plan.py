@@ -234,7 +234,9 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_interval": 5}, "stream_interval", "unsupported_value"),
     ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
     ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "unsupported_value"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_value"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "integer_below_min_value"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
     ({"functions": [{"name": "now"}]}, "functions", "unsupported_value"),
 ]
 

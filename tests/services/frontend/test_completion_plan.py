@@ -33,7 +33,9 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"suffix": "x"}, "suffix", "unsupported_value"),
     ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
-    ({"echo": True, "logprobs": 1}, "echo", "unsupported_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+    ({"prompt": [[5] * 8000] * 8, "prompt_logprobs": 20}, "prompt_logprobs", "invalid_value"),
+    ({"prompt": [[5] * 8000] * 8, "echo": True, "logprobs": 20}, "logprobs", "invalid_value"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"guided_choice": []}, "guided_choice", "empty_array"),
     ({"best_of": 3}, "best_of", "unsupported_value"),
@@ -120,3 +122,20 @@ async def test_an_echo_shows_the_prompt_as_it_was_cut(mesh: Mesh) -> None:
     submit = mesh.fake.submits[0].submit
     assert submit.sequences[0].prompt_token_ids == ids[-1].to_bytes(4, "little")
     assert list(submit.output.echo_texts) == [mesh.gateway.dialect.decode(ids[-1:])]
+
+
+async def test_prompts_are_measured_as_far_as_somebody_asks(mesh: Mesh) -> None:
+    await mesh.complete(echo=True, logprobs=2, stream=True)
+    await mesh.complete(prompt_logprobs=0)
+    await mesh.complete(prompt_logprobs=1, echo=True, logprobs=3)
+    await mesh.complete(logprobs=3)
+    await mesh.chat(prompt_logprobs=4)
+    asked = [
+        s.submit.sampling.num_prompt_logprobs
+        if s.submit.sampling.HasField("num_prompt_logprobs")
+        else None
+        for s in mesh.fake.submits
+    ]
+    assert asked == [2, 0, 3, None, 4]
+    shown = [s.submit.output.include_prompt_logprobs for s in mesh.fake.submits]
+    assert shown == [True, True, True, False, True]

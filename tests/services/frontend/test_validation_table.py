@@ -161,6 +161,9 @@ CHAT = [
     bad({"cache_salt": "a" * 129}, "cache_salt", "string_above_max_length"),
     bad({"cache_salt": "a/b"}, "cache_salt", "invalid_value"),
     bad({"thinking_token_budget": -5}, "thinking_token_budget", "integer_below_min_value"),
+    bad({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+    bad({"prompt_logprobs": -3}, "prompt_logprobs", "integer_below_min_value"),
+    bad({"prompt_logprobs": 50}, "prompt_logprobs", "integer_above_max_value"),
     bad({"stream_interval": 0}, "stream_interval", "unsupported_value"),
 ]  # fmt: skip
 

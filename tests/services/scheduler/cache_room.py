@@ -46,7 +46,12 @@ class Room:
 
 
 def make(
-    tokens: list[int], *, salt: str = "", skip: bool = False, output: tuple[int, ...] = ()
+    tokens: list[int],
+    *,
+    salt: str = "",
+    skip: bool = False,
+    output: tuple[int, ...] = (),
+    num_prompt_logprobs: int | None = None,
 ) -> Sequence:
     entry = SequenceSubmit(
         stream_id=0,
@@ -55,6 +60,8 @@ def make(
         output_token_ids=array("I", output),
         seed=0,
     )
-    sampling = SamplingSpec(max_tokens=8, skip_reading_prefix_cache=skip)
+    sampling = SamplingSpec(
+        max_tokens=8, skip_reading_prefix_cache=skip, num_prompt_logprobs=num_prompt_logprobs
+    )
     submission = Submission(request_id="r", sequences=(entry,), sampling=sampling, cache_salt=salt)
     return Sequence(Request(submission), Outlet(), entry, sampling, 0.0)

@@ -199,3 +199,9 @@ def test_tokens_are_counted_once_for_each_sequence() -> None:
     room = Room()
     room.cache.count(make(list(range(9))), 8)
     assert (room.cache.counts.num_queries, room.cache.counts.num_hits) == (9, 8)
+
+
+def test_a_sequence_whose_prompt_is_measured_computes_all_of_it() -> None:
+    room = Room()
+    room.compute(list(range(12)))
+    assert room.cache.find(make([*range(12), 99], num_prompt_logprobs=0)) == []

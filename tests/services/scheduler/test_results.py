@@ -229,3 +229,59 @@ def test_an_end_inside_a_run_ends_the_sequence() -> None:
     harness.submit(Outlet(), [5] * 6, max_tokens=20)
     harness.run_to_end()
     assert [len(stream.tokens) for stream in harness.streams.values()] == [4] * 6
+
+
+ENTRY = TokenLogprobs(logprob=-1.0, rank=2)
+
+
+def test_logprobs_of_prompts_go_to_the_sequences_that_asked() -> None:
+    harness = Harness(capacity())
+    outlet = Outlet()
+    harness.submit(outlet, [5], num_prompt_logprobs=0)
+    harness.plan()
+    row = harness.results[0].rows[0]
+    twist = with_columns(prompt_logprobs=[(row, 1, [ENTRY] * 4)])
+    harness.core.take_result(twist(harness.results[0]), 1.0)
+    delivery = outlet.take()
+    assert delivery is not None
+    assert delivery.tokens is not None
+    (stream_id,) = delivery.tokens.stream_ids
+    assert delivery.tokens.prompt_logprobs == [(stream_id, 1, [ENTRY] * 4)]
+
+
+def test_a_chunk_without_a_token_is_delivered_for_what_its_prompt_is_worth() -> None:
+    harness = Harness(capacity(max_num_batched_tokens=4))
+    outlet = Outlet()
+    harness.submit(outlet, [9], num_prompt_logprobs=0)
+    harness.plan()
+    row = harness.results[0].rows[0]
+    twist = with_columns(prompt_logprobs=[(row, 1, [ENTRY] * 4)])
+    harness.core.take_result(twist(harness.results[0]), 1.0)
+    delivery = outlet.take()
+    assert delivery is not None
+    assert delivery.tokens is not None
+    assert not delivery.tokens.stream_ids
+    assert len(delivery.tokens.prompt_logprobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "entry", "message"),
+    [
+        (None, (0, 1, [ENTRY]), "unasked"),
+        (0, (7, 1, [ENTRY]), "unasked"),
+        (0, (0, 0, [ENTRY]), "past its prompt"),
+        (0, (0, 3, [ENTRY] * 3), "past its prompt"),
+    ],
+)
+def test_logprobs_of_prompts_that_cannot_be_end_the_epoch(
+    asked: int | None, entry: tuple[int, int, list[TokenLogprobs]], message: str
+) -> None:
+    harness = Harness(capacity())
+    harness.submit(Outlet(), [5], num_prompt_logprobs=asked)
+    harness.plan()
+    place, *rest = entry
+    row = harness.results[0].rows[0] + place
+    with pytest.raises(WorkerContractError, match=message):
+        harness.core.take_result(
+            with_columns(prompt_logprobs=[(row, *rest)])(harness.results[0]), 1.0
+        )

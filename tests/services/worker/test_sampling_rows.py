@@ -29,6 +29,7 @@ def rows() -> SamplingRows:
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
         ({"repetition_penalty": math.inf}, "repetition_penalty"),
         ({"num_logprobs": 51}, "num_logprobs"),
+        ({"num_prompt_logprobs": 51}, "num_prompt_logprobs"),
         ({"logit_bias": ((50, 1.0),)}, "logit_bias"),
         ({"logit_bias": ((4, math.nan),)}, "logit_bias"),
         ({"allowed_token_ids": (50,)}, "allowed_token_ids"),
