@@ -41,17 +41,34 @@ class RowConstraints:
     ranks alike.
     """
 
-    def __init__(self, num_rows: int, compiler: GrammarCompiler | None = None) -> None:
-        """Without a compiler rows are masked elsewhere, by the rank that samples."""
+    def __init__(
+        self,
+        num_rows: int,
+        compiler: GrammarCompiler | None = None,
+        *,
+        is_refusing: bool = False,
+    ) -> None:
+        """Without a compiler rows are masked by the rank that samples, or refused on all ranks."""
         self._compiler = compiler
+        self._is_refusing = is_refusing
         self._rows: dict[int, RowConstraint | None] = {}
         self._buffer: Words = np.zeros((0, 0), np.uint32)
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self._num_masks = self._mask_ns = 0
 
     def admit(self, new: NewSequence) -> None:
-        """Take the constraint of a new or resumed sequence, which has been prepared."""
+        """Take the constraint of a new or resumed sequence, which has been prepared.
+
+        Raises:
+            RequestError: There are no grammars here.
+        """
         constraint = new.sampling.constraint
+        if constraint is not None and self._is_refusing:
+            raise RequestError(
+                FailureReason.FEATURE_DISABLED,
+                "constraint: this worker has no grammars",
+                field="constraint",
+            )
         if constraint is None or self._compiler is None:
             return
         self.is_constrained[new.row] = True
