@@ -33,10 +33,12 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 MAX_SEQS: Final = 64
 MAX_TOKENS: Final = 2048
 # Clients and requests of the phases of the first run, and the second run.
-PHASES: Final = ((1, 6), (4, 24), (16, 64), (48, 144))
-SECOND: Final = (32, 128)
+PHASES: Final = ((1, 4), (4, 16), (16, 48), (48, 96))
+FIRST_WORDS: Final = 60
+FIRST_TOKENS: Final = 48
+SECOND: Final = (32, 96)
 SECOND_WORDS: Final = 240
-SECOND_TOKENS: Final = 96
+SECOND_TOKENS: Final = 64
 # Looks with fewer steps than this tell of the beginning or end of a phase.
 MIN_STEPS: Final = 3
 
@@ -98,11 +100,11 @@ def calibrate() -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="cal") as run_dir,
         running_mesh(*flags, "--run-dir", run_dir) as mesh,
     ):
-        _load(mesh.port, (8, 16), 60, 32)  # warm
+        _load(mesh.port, (8, 16), FIRST_WORDS, 16)  # warm
         watcher = Watcher(f"unix:{run_dir}/scheduler.sock")
-        alone = _load(mesh.port, PHASES[0], 60, 64)
+        alone = _load(mesh.port, PHASES[0], FIRST_WORDS, FIRST_TOKENS)
         for phase in PHASES[1:]:
-            _load(mesh.port, phase, 60, 64)
+            _load(mesh.port, phase, FIRST_WORDS, FIRST_TOKENS)
         time.sleep(0.3)
         first = list(watcher.looks)
         measured = _load(mesh.port, SECOND, SECOND_WORDS, SECOND_TOKENS)

@@ -24,6 +24,7 @@ Laws
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from services.scheduler.draft_counts import DraftCounts
 from services.scheduler.holdings import Holdings
@@ -237,8 +238,11 @@ class Batch:
 
     def _num_coming_back(self) -> int:
         """Blocks that the results of the plans in flight surely set free."""
-        ending = (s for s in self.running if s.num_planned_tokens >= s.total_limit - 1)
-        return self.holdings.num_coming_back(ending)
+        return self.holdings.num_coming_back(self._ending())
+
+    def _ending(self) -> Iterator[Sequence]:
+        """Running sequences that the plans in flight surely end."""
+        return (s for s in self.running if s.num_planned_tokens >= s.total_limit - 1)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence, SequenceState.WAITING)
@@ -294,7 +298,7 @@ class Batch:
         victims = self._policy.displaceable(self.running, head)
         if not victims:
             return
-        lacks_row = len(self.running) >= self.limits.max_num_seqs
+        lacks_row = self._num_seats() <= 0
         holdings, cached = self.holdings, self.cache.find(head)
         needed = holdings.num_taken_by(cached, self._blocks_to_start(head, cached))
         needed += self._reserve(head)
@@ -310,7 +314,8 @@ class Batch:
 
     def _admit(self, builder: PlanBuilder, budget: int, now: float) -> None:
         """Give rows and blocks to waiting sequences, in order, as far as there is room."""
-        if not budget or not len(self._waiting):
+        num_seats = min(budget, self._num_seats())
+        if num_seats <= 0 or not len(self._waiting):
             return
         self._naming.catch_up()
         mark = (
@@ -324,12 +329,12 @@ class Batch:
             return
         passing = Passing()
         is_stopped_by_blocks = True
-        num_seats = min(budget, self.limits.max_num_seqs - len(self.running))
         num_before = self._num_admissions
         for place, sequence in enumerate(self._waiting.candidates(now, num_seats + MAX_PASSED)):
-            if not budget or not self._has_row():
+            num_started = self._num_admissions - num_before
+            if not budget or num_started >= num_seats or not self.holdings.has_free_row:
                 return
-            if place - (self._num_admissions - num_before) >= MAX_PASSED:
+            if place - num_started >= MAX_PASSED:
                 break
             cached = self.cache.find(sequence)
             count = self._blocks_to_start(sequence, cached)
@@ -356,8 +361,12 @@ class Batch:
             is_stopped_by_blocks = False
         self._stopped_at = mark if is_stopped_by_blocks else None
 
-    def _has_row(self) -> bool:
-        return len(self.running) < self.limits.max_num_seqs and self.holdings.has_free_row
+    def _num_seats(self) -> int:
+        """How many more can run: those that the plans in flight surely end take no seat."""
+        num_free = self.limits.max_num_seqs - len(self.running)
+        if num_free <= 0 and self._in_flight:
+            num_free += sum(s.last_step < self._next_step for s in self._ending())
+        return num_free
 
     def _blocks_to_start(self, sequence: Sequence, cached: list[int]) -> int:
         """Blocks that a waiting sequence needs beside those that hold its start already."""
@@ -449,7 +458,8 @@ class Batch:
         """Assert the laws of the batch; for tests."""
         self.holdings.check(self.running)
         self.cache.check(len(self._in_flight))
-        assert len(self.running) <= self.limits.max_num_seqs
+        num_ending = sum(1 for _ in self._ending())
+        assert len(self.running) - num_ending <= self.limits.max_num_seqs
         assert self._num_growable == sum(s.is_growable for s in self.running), "growable miscounted"
         placed = [s for s in self._decoding + self._catching_up if s.plan_limit]
         assert len(placed) == len(self.running), "a running sequence is placed twice"
