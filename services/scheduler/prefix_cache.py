@@ -112,8 +112,17 @@ class PrefixCache:
         return index < num_blocks and sequence.hashes.known[index] in self._coming
 
     def hit_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that need not be computed here."""
-        return len(self.find(sequence)) * self._limits.block_size
+        """Tokens of a waiting sequence that need not be computed here.
+
+        For placement: what another cache found for the sequence stays as it is.
+        """
+        found, sequence.found = sequence.found, None
+        if found is not None and found.cache is self:
+            sequence.found = found
+        count = len(self.find(sequence))
+        if found is not None:
+            sequence.found = found
+        return count * self._limits.block_size
 
     def hashes_of(self, sequence: Sequence) -> BlockHashes:
         """The names of a sequence's blocks, for this model."""

@@ -110,6 +110,7 @@ LAYOUT: Final = (
 AS_IT_IS: Final = (
     "quantization",
     "block_size",
+    "prefix_caching_hash_algo",
     "kv_cache_dtype",
     "load_format",
     "node_rank",

@@ -70,6 +70,9 @@ class ServeOptions(Options):
     enable_prefix_caching: bool = Field(
         default=True, description="Prompts that begin alike share their KV blocks."
     )
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = Field(
+        default="sha256", description="How KV blocks are named."
+    )
     kv_offloading_size: str | None = Field(default=None, description="KV blocks in host memory.")
     cpu_offload_gb: float = Field(default=0, ge=0, description="Weights in host memory.")
     enable_sleep_mode: bool = Field(default=False, description="Free the device when told.")

@@ -145,6 +145,11 @@ UNBUILT: Final = (
     ),
     # KV blocks
     Unbuilt(
+        name="prefix_caching_hash_algo",
+        missing="a faster hash would let prompts be made that hit others' blocks (only sha256)",
+        asks=lambda asked: asked.flags.prefix_caching_hash_algo != "sha256",
+    ),
+    Unbuilt(
         name="kv_transfer_config",
         missing="moving KV blocks between deployments is not built",
         asks=lambda asked: asked.value("kv_transfer_config.kv_connector") is not None,

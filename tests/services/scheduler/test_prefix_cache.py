@@ -32,6 +32,17 @@ def test_prompt_and_output_make_one_text() -> None:
     assert room.cache.find(make(list(range(9)))) == done.blocks
 
 
+def test_asking_one_cache_leaves_what_another_found() -> None:
+    here, there = Room(), Room()
+    first = here.compute(list(range(12)))
+    there.compute(list(range(8)))
+    waiting = make(list(range(13)))
+    assert here.cache.find(waiting) == first.blocks
+    before = waiting.found
+    assert (there.cache.hit_tokens(waiting), here.cache.hit_tokens(waiting)) == (8, 12)
+    assert waiting.found is before
+
+
 def test_salts_and_models_do_not_share() -> None:
     room = Room()
     room.compute(list(range(8)), salt="a")

@@ -52,6 +52,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_ep_weight_filter": (True,),
     "enforce_eager": (True, False),
     "enable_prefix_caching": (True, False),
+    "prefix_caching_hash_algo": ("sha256", "xxhash"),
     "enable_chunked_prefill": (True, False),
     "async_scheduling": (True, False),
     "scheduling_policy": ("fcfs", "priority"),
