@@ -16,6 +16,7 @@ WAYS = {
     "tensor ranks": Way(tp=2, drafts=3),
     "replicas that share experts": Way(dp=2, experts="allgather", drafts=3),
     "stages": Way(pp=2, drafts=3),
+    "two replicas of two ranks": Way(tp=2, dp=2, experts="allgather", drafts=3),
 }
 # One of each kind, and each layout.
 FEW = [
@@ -23,10 +24,11 @@ FEW = [
     ("replicas that share experts", Loss("worker.1", KILLED)),
     ("stages", Loss("worker", KILLED)),
 ]
+# Every rank of two, one of each replica of four.
 ALL = [
     (layout, Loss(rank, how))
-    for layout in WAYS
-    for rank in ("worker", "worker.1")
+    for layout, way in WAYS.items()
+    for rank in ("worker", "worker.1" if way.num_ranks == 2 else "worker.3")
     for how in (KILLED, FROZEN)
 ]
 
