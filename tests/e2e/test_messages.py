@@ -1,10 +1,11 @@
 """The Messages API with the official SDK, whole mesh: thinking, tools, streams, errors."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.mesh import Mesh, replay
 
@@ -124,3 +125,24 @@ def test_the_model_itself_answers_within_its_budget_of_thinking(nano: Mesh) -> N
     assert chat.usage is not None
     assert chat.usage.completion_tokens_details is not None
     assert (chat.usage.completion_tokens_details.reasoning_tokens or 0) <= 3
+
+
+class Person(BaseModel):
+    """Short whatever the model says."""
+
+    name: Literal["Ann", "Bob"]
+    is_old: bool
+
+
+def test_a_form_and_a_forced_tool_are_kept_to(nano: Mesh) -> None:
+    options: Any = {"model": "glm-nano", "max_tokens": 200, "messages": [USER]}
+    with anthropic.Anthropic(base_url=nano.url, api_key="none", max_retries=0) as client:
+        parsed = client.messages.parse(
+            **options, thinking={"type": "disabled"}, output_format=Person
+        )
+        forced = client.messages.create(
+            **options, tools=[TOOL], tool_choice={"type": "tool", "name": "get_time"}
+        )
+    assert isinstance(parsed.parsed_output, Person)
+    assert forced.stop_reason == "tool_use"
+    assert [b.name for b in forced.content if b.type == "tool_use"] == ["get_time"]

@@ -1,10 +1,11 @@
 """The Responses API with the official SDK, whole mesh: streamed, kept, gone on from."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.mesh import Mesh, replay
 
@@ -128,3 +129,35 @@ def test_the_model_itself_answers(nano: Mesh) -> None:
     assert made.output[0].type == "reasoning"
     assert made.usage is not None
     assert made.usage.output_tokens > 0
+
+
+class Person(BaseModel):
+    """Short whatever the model says."""
+
+    name: Literal["Ann", "Bob"]
+    is_old: bool
+
+
+def test_an_answer_in_a_form_is_parsed_by_the_sdk(nano: Mesh) -> None:
+    made = nano.client().responses.parse(
+        model="glm-nano",
+        input="Who?",
+        text_format=Person,
+        max_output_tokens=100,
+        reasoning={"effort": "none"},
+    )
+    assert isinstance(made.output_parsed, Person)
+
+
+def test_a_call_that_is_required_is_made(nano: Mesh) -> None:
+    made = nano.client().responses.create(
+        model="glm-nano",
+        input="Hi",
+        tools=[TOOL],
+        tool_choice="required",
+        max_output_tokens=200,
+        temperature=0,
+        extra_body={"thinking_token_budget": 5},
+    )
+    assert made.output[-1].type == "function_call"
+    assert made.output[-1].name == "get_time"

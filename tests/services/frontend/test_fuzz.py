@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
+from services.frontend.schemas.generate import GenerateRequest
+from services.frontend.schemas.messages import MessagesRequest
+from services.frontend.schemas.responses import ResponsesRequest
 
 NUMBERS = st.one_of(
     st.integers(-3, 3),
@@ -52,9 +55,79 @@ COMPLETION = st.fixed_dictionaries(
     {"prompt": st.one_of(VALUES, st.just("Hi"))},
     optional={name: VALUES for name in CompletionRequest.model_fields if name != "prompt"},
 )
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning", "odd", None]
+            ),
+            "role": st.sampled_from(["user", "assistant", "system", "tool", None]),
+            "content": st.one_of(LEAVES, PARTS, VALUES),
+            "call_id": LEAVES,
+            "name": LEAVES,
+            "arguments": LEAVES,
+            "output": st.one_of(LEAVES, PARTS),
+            "summary": VALUES,
+            "encrypted_content": LEAVES,
+        },
+    ),
+    max_size=4,
+)
+RESPONSE = st.fixed_dictionaries(
+    {"input": st.one_of(ITEMS, st.just("Hi"), VALUES)},
+    optional={name: VALUES for name in ResponsesRequest.model_fields if name != "input"},
+)
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(
+                ["text", "thinking", "tool_use", "tool_result", "image", "odd", None]
+            ),
+            "text": LEAVES,
+            "thinking": LEAVES,
+            "id": LEAVES,
+            "name": LEAVES,
+            "input": VALUES,
+            "tool_use_id": LEAVES,
+            "content": st.one_of(LEAVES, PARTS),
+        },
+    ),
+    max_size=3,
+)
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "assistant", "system", "tool", None]),
+            "content": st.one_of(LEAVES, BLOCKS),
+        },
+    ),
+    max_size=4,
+)
+MESSAGE = st.fixed_dictionaries(
+    {
+        "model": st.just("nano"),
+        "max_tokens": st.one_of(st.just(9), NUMBERS),
+        "messages": st.one_of(TURNS, st.just([{"role": "user", "content": "Hi"}])),
+    },
+    optional={
+        name: VALUES
+        for name in MessagesRequest.model_fields
+        if name not in ("model", "max_tokens", "messages")
+    },
+)
+TOKENS = st.fixed_dictionaries(
+    {"token_ids": st.one_of(VALUES, st.just([5, 6]))},
+    optional={name: VALUES for name in GenerateRequest.model_fields if name != "token_ids"},
+)
 FEW = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+FEWER = settings(FEW, max_examples=50)
 
 
 async def post(app: FastAPI, path: str, body: bytes) -> tuple[int, bytes]:
@@ -100,3 +173,23 @@ def test_no_chat_body_makes_the_gateway_fail(lone_app: FastAPI, body: Any) -> No
 @given(body=COMPLETION)
 def test_no_completions_body_makes_the_gateway_fail(lone_app: FastAPI, body: Any) -> None:
     check(lone_app, "/v1/completions", body)
+
+
+@FEWER
+@given(body=RESPONSE)
+def test_no_responses_body_makes_the_gateway_fail(lone_app: FastAPI, body: Any) -> None:
+    check(lone_app, "/v1/responses", body)
+
+
+@FEWER
+@given(body=TOKENS)
+def test_no_body_of_tokens_makes_the_gateway_fail(lone_app: FastAPI, body: Any) -> None:
+    check(lone_app, "/inference/v1/generate", body)
+
+
+@FEWER
+@given(body=MESSAGE)
+def test_no_messages_body_makes_the_gateway_fail(lone_app: FastAPI, body: Any) -> None:
+    status, answer = asyncio.run(post(lone_app, "/v1/messages", json.dumps(body).encode()))
+    assert status in {400, 503}, answer
+    assert json.loads(answer)["error"]["message"]
