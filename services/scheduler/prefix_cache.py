@@ -15,6 +15,7 @@ Laws
 from collections import Counter, deque
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from services.scheduler.block_hashes import BlockHashes, root_hash
@@ -281,7 +282,7 @@ class PrefixCache:
         if num_new > len(self._losses):
             return False
         if num_new:
-            lost = set(list(self._losses)[-num_new:])
+            lost = set(islice(reversed(self._losses), num_new))
             if not lost.isdisjoint(found.blocks):
                 return False
             found.num_losses = self._num_losses
