@@ -187,6 +187,44 @@ def test_tokens_that_share_their_keys_get_the_bits_that_each_gets_alone(
             )
 
 
+@pytest.mark.parametrize("heads", [4, 36])
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_tokens_one_after_the_other_get_the_bits_that_each_gets_alone(
+    compiled: dict[str, Any],
+    dtype: torch.dtype,
+    make_step: Callable[..., Any],
+    generator: torch.Generator,
+    is_ordered: bool,
+    heads: int,
+) -> None:
+    """Lists of less than a tile and of several, empty ones among them; heads for several passes."""
+    keys = [1, 2, 3, 0, 1, 64, 65, 0, 130, 5, 1, 1, 1, 63, 200, 128, 2, 129, 0]
+    step = make_step([1] * len(keys), keys)
+    data = inputs(step, heads, dtype, generator)
+    positions = all_positions(step, 210) if is_ordered else random_positions(step, 150, generator)
+    for native in compiled.values():
+        kernels = registry.cpu_kernels(native)
+        together = run(kernels, step, data, positions)
+        torch.testing.assert_close(
+            together.float(),
+            expected(step, data, positions),
+            atol=TOLERANCE[dtype],
+            rtol=TOLERANCE[dtype],
+        )
+        native.set_num_threads(3)
+        try:
+            assert torch.equal(run(kernels, step, data, positions), together)
+        finally:
+            native.set_num_threads(1)
+        for token, limit in enumerate(keys):
+            alone = make_step([1], [limit])
+            table = step.block_table[token : token + 1]
+            object.__setattr__(alone, "block_table", table)
+            own = {n: t[token : token + 1] if "query" in n else t for n, t in data.items()}
+            found = run(kernels, alone, own, positions[token : token + 1])
+            assert torch.equal(found[0], together[token])
+
+
 @pytest.mark.parametrize("broken", [0, 6, 7, 20, 35])
 def test_a_broken_row_shows_as_nan_to_its_readers_alone(
     compiled: dict[str, Any],
