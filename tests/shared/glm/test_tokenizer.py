@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from shared.errors import CheckpointError, RequestError
+from shared.glm import tokenizer as tokenizer_module
 from shared.glm.tokenizer import GlmTokenizer, load_vocabulary
 
 NANO = Path(__file__).parents[3] / "models" / "glm-nano"
@@ -47,6 +49,40 @@ def test_decode_equals_the_library_for_any_ids(ids: list[int], skip: bool) -> No
 def test_long_texts_go_through_the_pool_with_the_same_ids() -> None:
     text = "<|user|>some words, 123! " * 2000
     assert OURS.encode(text, allow_control=True) == REFERENCE.encode(text).ids
+
+
+class Counting:
+    """The library's tokenizer, counting its calls."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.num_calls = 0
+        self._tokenizer = tokenizer
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        self.num_calls += 1
+        return self._tokenizer.encode(*args, **options)
+
+
+def test_short_texts_between_control_tokens_are_encoded_once() -> None:
+    ours = GlmTokenizer.load(NANO)
+    ours._plain = library = Counting(ours._plain)
+    first = ours.encode("<|user|>ab<|assistant|>ab", allow_control=True)
+    assert library.num_calls == 1
+    expected = list(first)
+    first.append(7)  # what is remembered is nobody's to change
+    assert ours.encode("<|user|>ab<|assistant|>ab", allow_control=True) == expected
+    assert library.num_calls == 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_MAX_SHORT_TEXTS", 8)
+    ours = GlmTokenizer.load(NANO)
+    for number in range(100):
+        text = f"text {number}"
+        assert ours.encode(text, allow_control=False) == OURS.encode(text, allow_control=False)
+        ours.encode(f"a text that is too long for it {number}", allow_control=False)
+        assert 1 <= len(ours._short_texts) <= 8
+        assert all(len(known) <= 32 for known in ours._short_texts)
 
 
 def test_texts_are_none_only_for_tokens_that_are_parts_of_characters() -> None:
