@@ -277,6 +277,62 @@ def test_a_bad_schema_is_a_400_with_the_reason_also_for_streams(
     assert caught.value.param == param
 
 
+def test_responses_have_forms_and_demanded_calls_too(nano: Mesh) -> None:
+    client = nano.client()
+    given: dict[str, Any] = {"model": "glm-nano", "max_output_tokens": 300, "temperature": 0}
+    form: Any = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}
+    assert is_person(client.responses.create(input=ASK, text=form, **given).output_text)
+    tool: Any = {"type": "function", **WEATHER["function"]}
+    called = client.responses.create(
+        input="What is 1 + 1?", tools=[tool], tool_choice="required", **given
+    )
+    assert [item.type for item in called.output if item.type != "reasoning"] == ["function_call"]
+    bad: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "foo"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(input="x", text=bad, **given)
+    assert caught.value.param == "text.format"
+
+
+def test_messages_have_forms_and_demanded_calls_too(nano: Mesh) -> None:
+    def post(**fields: Any) -> Any:
+        body = {"model": "glm-nano", "max_tokens": 300, "temperature": 0, **fields}
+        return httpx.post(f"{nano.url}/v1/messages", json=body, timeout=60)
+
+    ask_weather = [{"role": "user", "content": "What is 1 + 1?"}]
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        content = post(messages=ask_weather, tools=[tool], tool_choice=choice).json()["content"]
+        assert content[-1]["type"] == "tool_use"
+        assert isinstance(content[-1]["input"]["city"], str)
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    written = post(messages=[{"role": "user", "content": ASK}], output_config=form).json()
+    assert is_person(written["content"][-1]["text"])
+    bad = {"format": {"type": "json_schema", "schema": {"type": "foo"}}}
+    refused = post(messages=ask_weather, output_config=bad)
+    assert refused.status_code == 400
+    assert "output_config.format" in refused.json()["error"]["message"]
+
+
+def test_ids_are_generated_under_a_form(nano: Mesh) -> None:
+    def post(pattern: str) -> Any:
+        params = {"max_tokens": 9, "structured_outputs": {"regex": pattern}}
+        body = {"token_ids": [1, 2, 3], "sampling_params": params, "output_mode": "text"}
+        return httpx.post(f"{nano.url}/inference/v1/generate", json=body, timeout=60)
+
+    assert re.fullmatch("[a-c]{3}", post("[a-c]{3}").json()["choices"][0]["text"])
+    refused = post("(").json()["error"]
+    assert refused["param"] == "sampling_params.structured_outputs"
+
+
+def test_a_rendered_request_keeps_its_form_and_cannot_keep_demanded_calls(nano: Mesh) -> None:
+    def post(**fields: Any) -> Any:
+        body = {"messages": [{"role": "user", "content": "x"}], **fields}
+        return httpx.post(f"{nano.url}/v1/chat/completions/render", json=body, timeout=60)
+
+    assert post(guided_regex="a").json()["sampling_params"]["guided_regex"] == "a"
+    assert post(tools=[TIME], tool_choice="required").status_code == 400
+
+
 def test_hostile_schemas_harm_nobody(nano: Mesh) -> None:
     pid = nano.pid("worker")
     wide = {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(3000)}}

@@ -121,8 +121,10 @@ def reason_of(matcher: LLMatcher) -> str:
     told_by_engine = matcher.get_error().replace("<non-verbose/>", "")
     lines = [line.strip() for line in told_by_engine.splitlines() if line.strip()]
     # A list of lines points at a place in our own rules, which tells nobody anything.
-    told = [line for line in lines if not line[0].isdigit() or "|" not in line]
-    return " ".join(told)[:_MAX_REASON_CHARS] or "the grammar engine refused it"
+    told = " ".join(line for line in lines if not line[0].isdigit() or "|" not in line)
+    if "regex parse error" in told:
+        told = "not an expression: " + told.rpartition("error: ")[2]
+    return told.rstrip(" ^")[:_MAX_REASON_CHARS] or "the grammar engine refused it"
 
 
 def _part_at_fault(constraint: Constraint) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.grammar.compiler import GrammarCompiler
+from services.worker.grammar.mask_spans import MaskSpans
 from services.worker.grammar.row import RowConstraint, StuckError, Words, allows
 from services.worker.plan import Ints, NewSequence
 from shared.errors import FailureReason, RequestError
@@ -55,6 +56,7 @@ class RowConstraints:
         self._buffer: Words = np.zeros((0, 0), np.uint32)
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self._num_masks = self._mask_ns = 0
+        self._spans = MaskSpans()
 
     def admit(self, new: NewSequence) -> None:
         """Take the constraint of a new or resumed sequence, which has been prepared.
@@ -72,6 +74,7 @@ class RowConstraints:
         if constraint is None or self._compiler is None:
             return
         self.is_constrained[new.row] = True
+        self._spans.start(new)
         try:
             grammar = self._compiler.compile(constraint)
             eos = new.sampling.eos_token_ids
@@ -83,13 +86,16 @@ class RowConstraints:
 
     def free(self, row: int) -> None:
         """Forget a row."""
-        self.is_constrained[row] = False
-        self._rows.pop(row, None)
+        if self.is_constrained[row]:
+            self.is_constrained[row] = False
+            self._rows.pop(row, None)
+            self._spans.end(row)
 
     def reset(self) -> None:
         """Forget every row."""
         self.is_constrained[:] = False
         self._rows.clear()
+        self._spans.clear()
 
     def note(self, rows: Ints, tokens: Ints) -> None:
         """Advance by the tokens that were kept."""
@@ -125,8 +131,10 @@ class RowConstraints:
             row, last = int(rows[places[first]]), int(places[first + count - 1])
             drafts = [] if drafts_of is None or count == 1 else drafts_of(last).tolist()
             part = slice(first, first + count)
+            began = time.perf_counter_ns()
             is_masked[part] = self._fill(row, words[part], address + first * stride, drafts)
             is_stuck[places[part]] = self._rows[row] is None
+            self._spans.add(row, count, time.perf_counter_ns() - began)
         self._num_masks += int(is_masked.sum())
         self._mask_ns += time.perf_counter_ns() - started
         if not is_masked.all():

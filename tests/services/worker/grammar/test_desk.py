@@ -118,3 +118,34 @@ async def test_a_forgotten_grammar_is_compiled_without_another_check(
 async def test_closing_ends_the_child(desk: GrammarDesk, checker: FakeChecker) -> None:
     await desk.close()
     assert checker.checked == ["closed"]
+
+
+async def test_a_request_that_waits_has_a_span_with_the_time_of_compiling(
+    desk: GrammarDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, object] = {}
+
+    class Span:
+        def set(self, name: str, value: object) -> None:
+            seen[name] = value
+
+        def __enter__(self) -> "Span":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            seen["ended"] = True
+
+    def start_span(name: str, *, traceparent: str, attributes: dict[str, object]) -> Span:
+        seen.update(attributes, name=name, traceparent=traceparent)
+        return Span()
+
+    monkeypatch.setattr("services.worker.grammar.desk.tracing.start_span", start_span)
+    await desk.prepare(regex("abc"), "r7", "tp")
+    assert seen.pop("compile_us") is not None
+    assert seen == {
+        "name": "worker.prepare",
+        "traceparent": "tp",
+        "request_id": "r7",
+        "num_bytes": 3,
+        "ended": True,
+    }
