@@ -6,7 +6,8 @@ with UPSTREAM_LOST. Proto messages stop here.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import grpc
@@ -115,26 +116,36 @@ class DetokenizerClient:
         """Ask the detokenizer to end a request by its id; how many were found."""
         self._link.check_connected()
         assert self._link.channel is not None
-        try:
+        with self._told():
             answer = await _stub(self._link.channel).Abort(
                 detokenizer_pb2.DetokenizerServiceAbortRequest(request_id=request_id),
                 timeout=ABORT_TIMEOUT_S,
             )
-        except grpc.aio.AioRpcError as error:
-            raise rpc.error_from_rpc(error) from None
         return int(answer.num_aborted)
 
     async def reset_cache(self) -> int:
         """Let no later request share what was computed so far; how many blocks that were."""
         self._link.check_connected()
         assert self._link.channel is not None
-        try:
+        with self._told():
             answer = await _stub(self._link.channel).ResetCache(
                 detokenizer_pb2.DetokenizerServiceResetCacheRequest(), timeout=RESET_TIMEOUT_S
             )
+        return int(answer.num_blocks)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """A call beside the stream: what goes wrong with it is a `RequestError`."""
+        try:
+            yield
         except grpc.aio.AioRpcError as error:
             raise rpc.error_from_rpc(error) from None
-        return int(answer.num_blocks)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled us: the channel was closed under the call, the connection is lost.
+            raise self._link.lost_error() from None
 
     # -- rpc_link.LinkOwner ------------------------------------------------------------------
 

@@ -94,6 +94,11 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
     async def Abort(
         self, request: detokenizer_pb2.DetokenizerServiceAbortRequest, context: object
     ) -> detokenizer_pb2.DetokenizerServiceAbortResponse:
+        return await self.abort(request, context)
+
+    async def abort(
+        self, request: detokenizer_pb2.DetokenizerServiceAbortRequest, context: object
+    ) -> detokenizer_pb2.DetokenizerServiceAbortResponse:
         self.aborted_request_ids.append(request.request_id)
         known = {submit.submit.request_id for submit in self.submits}
         return detokenizer_pb2.DetokenizerServiceAbortResponse(

@@ -221,3 +221,22 @@ async def test_an_operators_abort_is_passed_on(
     await client.submit(submission("known")).wait_for_verdict()
     assert (await client.abort("known"), await client.abort("unknown")) == (1, 0)
     assert fake.aborted_request_ids == ["known", "unknown"]
+
+
+async def test_a_call_whose_channel_is_closed_under_it_tells_the_loss(
+    client: DetokenizerClient, fake: FakeDetokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_asked = asyncio.Event()
+
+    async def never(request: object, context: object) -> None:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(fake, "abort", never)
+    asking = asyncio.create_task(client.abort("known"))
+    await is_asked.wait()
+    assert client._link.channel is not None
+    await client._link.channel.close()
+    with pytest.raises(RequestError) as caught:
+        await asking
+    assert caught.value.reason is FailureReason.UPSTREAM_LOST
