@@ -14,6 +14,7 @@ CLAIMS = (
     "decode_step",
     "int8_decode",
     "memory_bound",
+    "step_ahead",
     "drafts",
     "structured_output",
     "serving",

@@ -7,6 +7,7 @@ time to the first token with one client, less the step. The second run has anoth
 clients, longer prompts and other answers; the simulation predicts it from the fit alone.
 """
 
+import dataclasses
 import itertools
 import tempfile
 import threading
@@ -39,8 +40,10 @@ FIRST_TOKENS: Final = 48
 SECOND: Final = (32, 96)
 SECOND_WORDS: Final = 240
 SECOND_TOKENS: Final = 64
-# Looks with fewer steps than this tell of the beginning or end of a phase.
-MIN_STEPS: Final = 3
+# Sums over fewer steps than this say more of their edges than of the steps.
+MIN_STEPS: Final = 5
+# Between two phases.
+PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ class Watcher:
         )
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
+
+    def pause(self) -> None:
+        """Leave a gap between two phases that the looks show."""
+        time.sleep(0.3)
+        last = self.looks[-1]
+        self.looks.append(dataclasses.replace(last, at=last.at + 2 * PAUSE_S))
 
     def stop(self) -> None:
         """Follow no longer."""
@@ -104,8 +113,9 @@ def calibrate() -> dict[str, object]:
         watcher = Watcher(f"unix:{run_dir}/scheduler.sock")
         alone = _load(mesh.port, PHASES[0], FIRST_WORDS, FIRST_TOKENS)
         for phase in PHASES[1:]:
+            watcher.pause()
             _load(mesh.port, phase, FIRST_WORDS, FIRST_TOKENS)
-        time.sleep(0.3)
+        watcher.pause()
         first = list(watcher.looks)
         measured = _load(mesh.port, SECOND, SECOND_WORDS, SECOND_TOKENS)
         time.sleep(0.3)
@@ -122,11 +132,19 @@ def calibrate() -> dict[str, object]:
 
 
 def fit(looks: list[Look]) -> Fitted:
-    """The device whose steps take what the looks tell."""
+    """The device whose steps take what the looks tell.
+
+    Looks are taken together until they have enough steps, also where a step takes seconds; one
+    with nothing to tell is the pause between two phases, where the sums start again.
+    """
     rows, seconds = [], []
-    for before, after in itertools.pairwise(looks):
+    before = looks[0]
+    for last, after in itertools.pairwise(looks):
+        if after.num_steps == last.num_steps and after.at - last.at > PAUSE_S:
+            before = after
+            continue
         num_steps = after.num_steps - before.num_steps
-        if num_steps >= MIN_STEPS and after.at - before.at < 1.0:
+        if num_steps >= MIN_STEPS:
             rows.append(
                 (
                     num_steps,
@@ -135,6 +153,7 @@ def fit(looks: list[Look]) -> Fitted:
                 )
             )
             seconds.append(after.at - before.at)
+            before = after
     found = _least_squares(np.array(rows, dtype=float), np.array(seconds))
     capacity = Capacity(
         num_blocks=looks[-1].num_total_blocks + 1,

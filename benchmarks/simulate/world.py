@@ -106,6 +106,7 @@ class World:
     ) -> None:
         """Every replica has an epoch, nothing was asked yet."""
         self._core = SchedulerCore(config, num_replicas=num_replicas)
+        self._has_priorities = config.policy == "priority"
         self._wanted: dict[int, int] = {}
         self._replicas = [SimulatedReplica(device, self._wanted) for _ in range(num_replicas)]
         for number in range(num_replicas):
@@ -218,7 +219,7 @@ class World:
             sequences=(entry,),
             sampling=SamplingSpec(max_tokens=MAX_TOKENS, seed=asked.seed),
             tenant_id=asked.conversation.tenant_id,
-            priority=asked.conversation.priority,
+            priority=asked.conversation.priority if self._has_priorities else 0,
         )
         (verdict,) = self._core.submit(submission, self._outlet, now)
         if verdict.refusal is None:
