@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from services.worker import kv_cache
 from services.worker.kv_cache import KVCaches
 from services.worker.model.decoder import Decoder
-from services.worker.model.linear import Projection
 from services.worker.model.metadata import ExpertTraffic, StepMetadata
 from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard, bind
@@ -136,33 +135,7 @@ def build(variant: Variant, run: Run | None = None) -> Decoder:
     with Recorder(spec, run or Run()), _guard():
         decoder = Decoder.build(spec)
         decoder.finish_loading()
-    if spec.placement.is_dsa_cp:
-        _cut_tokens(decoder)
     return decoder
-
-
-class Exchange:
-    """Stands in for what ranks that cut tokens exchange before ``o_proj``.
-
-    Of its own tokens a rank has all heads; it gets all ranks' tokens for its share of the heads,
-    and the products' sums for its own tokens come back.
-    """
-
-    def __init__(self, projection: Projection, num_ranks: int) -> None:
-        self._projection = projection
-        self._num_ranks = num_ranks
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, all heads' values] -> [T, E]."""
-        rows = x.reshape(len(x) * self._num_ranks, -1)
-        return self._projection(rows)[: len(x)]
-
-
-def _cut_tokens(decoder: Decoder) -> None:
-    layers = [*decoder.layers, *([decoder.mtp.layer] if decoder.mtp else [])]
-    for layer in layers:
-        attention: Any = layer.self_attn
-        attention.o_proj = Exchange(attention.o_proj, decoder.spec.placement.tp_size)
 
 
 def drive(decoder: Decoder, variant: Variant, case: StepCase) -> Run:

@@ -31,15 +31,16 @@ class StepShapes:
         The LSE of the paged attention, whose shape is wrong in the wheel (it takes the block size
         for the number of KV heads), is not asked for.
         """
-        tokens, config = self.tokens, self.spec.config
+        config = self.spec.config
+        tokens, stream = self._attended, self._stream
         topk: Results = (((tokens, 1, config.index_topk), I32),)
         heads, latent, eight = self._heads, config.kv_lora_rank, self.spec.cache.eight_bit_type
-        hidden = ((tokens, config.hidden_size), BF16)
-        norms = (config.hidden_size, config.q_lora_rank, latent)
+        hidden = ((stream, config.hidden_size), BF16)
+        norms = [(stream, config.hidden_size), (tokens, config.q_lora_rank), (tokens, latent)]
         routed = ((self._routed, config.hidden_size), BF16)
         chosen = (self._routed, config.num_experts_per_tok)
         return {
-            "npu_rms_norm": [(((tokens, size), BF16), None) for size in norms],
+            "npu_rms_norm": [((shape, BF16), None) for shape in norms],
             "npu_add_rms_norm": [(hidden, None, hidden)],
             "npu_kv_rmsnorm_rope_cache_v2": [(None, None)],
             "npu_dynamic_block_quant": [
@@ -63,6 +64,26 @@ class StepShapes:
         }
 
     @property
+    def _share(self) -> int:
+        """Tokens of a rank that cuts them."""
+        return -(-self.tokens // self.spec.placement.tp_size)
+
+    @property
+    def _stream(self) -> int:
+        """Tokens between blocks."""
+        return self._share if self.spec.placement.is_flashcomm else self.tokens
+
+    @property
+    def _attended(self) -> int:
+        """Tokens that the rank attends for."""
+        return self._share if self.spec.placement.is_dsa_cp else self.tokens
+
+    @property
+    def _keeps_share(self) -> bool:
+        """Whether the ways to experts begin and end with a share of the tokens."""
+        return self.spec.placement.has_whole_shared_experts
+
+    @property
     def _heads(self) -> int:
         share = self.spec.placement.head_share(self.spec.config.num_attention_heads)
         return _length(share)
@@ -75,12 +96,17 @@ class StepShapes:
     def _routed(self) -> int:
         """Tokens that the router of this rank sees: its part of them if each rank sends its own."""
         is_sent = self.spec.placement.ep_size > 1 and self.method is not MoeMethod.ALLGATHER
-        return -(-self.tokens // self.spec.placement.tp_size) if is_sent else self.tokens
+        return self._share if is_sent or self._keeps_share else self.tokens
 
     @property
     def _gathered(self) -> Shape:
         """Sums for the tokens of all replicas."""
-        return (self.tokens * self._replicas, self.spec.config.hidden_size), BF16
+        return (self._routed * self._gatherers, self.spec.config.hidden_size), BF16
+
+    @property
+    def _gatherers(self) -> int:
+        """Ranks whose tokens a rank sees, which have as many each."""
+        return self.spec.placement.ep_size if self._keeps_share else self._replicas
 
     @property
     def _num_experts(self) -> int:
@@ -92,7 +118,7 @@ class StepShapes:
         config, placement = self.spec.config, self.spec.placement
         copies = self._routed * config.num_experts_per_tok
         if placement.ep_size == 1 or self.method is MoeMethod.ALLGATHER:
-            return copies * self._replicas
+            return copies * self._gatherers
         if self.method is MoeMethod.MC2:  # room for the worst case
             nearest = min(self._num_experts, config.num_experts_per_tok)
             return self._routed * placement.ep_size * nearest
@@ -106,22 +132,29 @@ class StepShapes:
         share = self.spec.placement.expert_share(self.spec.config.moe_intermediate_size)
         return _length(share)
 
-    def _mlp_widths(self) -> list[int]:
+    def _mlps(self) -> list[tuple[int, int]]:
+        """Tokens and width of dense layers and of shared experts."""
         config, size = self.spec.config, self.spec.placement.tp_size
         shared = config.moe_intermediate_size * config.n_shared_experts
-        return [config.intermediate_size // size, shared // size]
+        dense = (self.tokens, config.intermediate_size // size)
+        return [
+            dense,
+            (self._share, shared) if self._keeps_share else (self.tokens, shared // size),
+        ]
 
     def _inputs(self) -> list[tuple[int, int]]:
         """Rows and width of what products outside the routed experts multiply."""
-        config, placement = self.spec.config, self.spec.placement
-        widths = (config.hidden_size, config.q_lora_rank, *self._mlp_widths())
+        config, placement, tokens = self.spec.config, self.spec.placement, self._attended
+        latents = [(tokens, config.hidden_size), (tokens, config.q_lora_rank)]
+        mlps = self._mlps()
+        blocks = [(rows, config.hidden_size) for rows, _ in mlps]
         # Behind the exchange of a rank that cuts tokens are the rows of all ranks.
-        rows = self.tokens * (placement.tp_size if placement.is_dsa_cp else 1)
+        rows = tokens * (placement.tp_size if placement.is_dsa_cp else 1)
         values = config.num_attention_heads // placement.tp_size * config.v_head_dim
-        return [*((self.tokens, width) for width in widths), (rows, values)]
+        return [*latents, *blocks, *mlps, (rows, values)]
 
     def _products(self) -> Iterator[tuple[str, list[Results]]]:
-        config, tokens = self.spec.config, self.tokens
+        config, tokens = self.spec.config, self._attended
         yield "npu_quantize", [((shape, I8),) for shape in self._inputs()]
         keys = [(rows, config.index_head_dim) for rows in (tokens, tokens * config.index_n_heads)]
         kinds = [(shape, I8) for shape in (*self._inputs(), (self._rows, self._expert_width))]
@@ -129,13 +162,12 @@ class StepShapes:
         yield "npu_dynamic_quant", [((shape, kind), (shape[:1], F32)) for shape, kind in kinds]
         latents = config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim
         queries = (self._heads * config.qk_head_dim, config.index_n_heads * config.index_head_dim)
-        gated = [2 * width for width in self._mlp_widths()]
-        sizes = [(tokens, size) for size in (latents, *queries, config.hidden_size, *gated)]
-        sizes += [(rows, config.hidden_size) for rows, _ in self._inputs()[-1:]]
-        sums: list[Results] = [(((tokens, size), I32),) for size in gated]
+        gated = [(rows, 2 * width) for rows, width in self._mlps()]
+        sizes = [*((tokens, size) for size in (latents, *queries)), *gated]
+        sizes += [(rows, config.hidden_size) for rows, _ in (*self._mlps(), self._inputs()[-1])]
+        sums: list[Results] = [((shape, I32),) for shape in gated]
         yield "npu_quant_matmul", [*(((size, BF16),) for size in sizes), *sums]
-        halves = [(tokens, width) for width in self._mlp_widths()]
-        halves.append((self._rows, self._expert_width))
+        halves = [*self._mlps(), (self._rows, self._expert_width)]
         yield "npu_swiglu", [((shape, BF16),) for shape in halves]
         yield "npu_dequant_swiglu_quant", [((shape, I8), (shape[:1], F32)) for shape in halves]
 

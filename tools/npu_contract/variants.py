@@ -55,6 +55,7 @@ class Place:
 
 
 _TP8_EP16 = Placement(tp_size=8, tp_rank=1, ep_size=16, ep_rank=9)
+_CUT_EP16 = replace(_TP8_EP16, is_dsa_cp=True, is_flashcomm=True)
 _PLACES: Mapping[str, Place] = MappingProxyType(
     {
         "whole": Place(),
@@ -70,6 +71,11 @@ _PLACES: Mapping[str, Place] = MappingProxyType(
         "TP8 EP16": Place(placement=_TP8_EP16),
         "TP8 EP16, MC2": Place(placement=_TP8_EP16, method=MoeMethod.MC2),
         "DSA-CP8": Place(placement=Placement(tp_size=8, tp_rank=2, is_dsa_cp=True)),
+        "FlashComm8": Place(placement=Placement(tp_size=8, tp_rank=3, is_flashcomm=True)),
+        # As the published prefill nodes are.
+        "DSA-CP8 FlashComm EP16": Place(placement=_CUT_EP16, method=MoeMethod.ALLTOALL),
+        "FlashComm8 EP16": Place(placement=replace(_CUT_EP16, is_dsa_cp=False)),
+        "DSA-CP8 FlashComm EP16, MC2": Place(placement=_CUT_EP16, method=MoeMethod.MC2),
         # 256 experts: 11 on the first 16, then 10
         "EP24": Place(placement=Placement(ep_size=24, ep_rank=3), method=MoeMethod.ALLTOALL),
         "first of PP2": Place(placement=Placement(last_layer=4), num_stages=2),
@@ -80,7 +86,16 @@ _PLACES: Mapping[str, Place] = MappingProxyType(
 _MODEL_PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "glm-nano": ("whole", "TP2", "TP2 EP4", "EP3"),
-        "glm-5.2": ("whole", "TP8", "TP16", "TP8 EP16", "TP8 EP16, MC2", "DSA-CP8", "EP24"),
+        "glm-5.2": (
+            "whole",
+            "TP8",
+            "TP16",
+            "TP8 EP16",
+            "TP8 EP16, MC2",
+            "DSA-CP8",
+            "FlashComm8",
+            "EP24",
+        ),
     }
 )
 
@@ -147,6 +162,11 @@ def _others() -> Iterator[Variant]:
     """What differs on other devices, in other layouts, and between stages."""
     weights: Weights
     yield Variant(model="benchmark")
+    cuts = [place for place in _PLACES if "FlashComm" in place and "EP" in place]
+    for weights, place, caches in zip(
+        ("w8a8", "w8a8 dynamic", "bf16"), cuts, ("LI C8", "C8", "bf16"), strict=True
+    ):
+        yield Variant(model="glm-5.2", weights=weights, caches=caches, place=place)
     yield Variant(model="glm-nano", weights="w4a8")
     for weights in _RECIPES:
         yield Variant(model="glm-5.2", weights=weights, caches="C8", place="TP8", weight_nz_mode=0)
@@ -173,5 +193,6 @@ FAULT_VARIANTS: tuple[Variant, ...] = (
     Variant(model="two layers", weights="w4a8", weight_nz_mode=0),
     Variant(model="two layers", weights="w8a8", caches="bf16 of A2", place="TP8 EP16, MC2"),
     Variant(model="two layers", weights="w8a8", place="EP24"),
+    Variant(model="two layers", place="DSA-CP8 FlashComm EP16"),
 )
 """The fewest and smallest that together make every call of the model's source."""

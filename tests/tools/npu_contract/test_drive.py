@@ -1,11 +1,10 @@
 """Driving a step notes every call with its place, and stands in for what is not there."""
 
 import pytest
-import torch
 
 from services.worker import ops
 from tools.npu_contract.cases import STEPS
-from tools.npu_contract.drive import Exchange, Run, build, drive
+from tools.npu_contract.drive import Run, build, drive
 from tools.npu_contract.variants import Variant
 
 
@@ -33,17 +32,16 @@ def test_loading_is_noted_too() -> None:
     assert {call.place[0] for call in loading.calls} == {"model.linear_int8"}
 
 
-def test_a_rank_gets_its_heads_of_all_tokens_and_the_sums_of_its_own() -> None:
-    seen: list[torch.Size] = []
-
-    class Product:
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(x.shape)
-            return x.new_empty(len(x), 5)
-
-    result = Exchange(Product(), 4)(torch.empty(3, 32))  # type: ignore[arg-type]
-    assert seen == [torch.Size([12, 8])]
-    assert result.shape == (3, 5)
+def test_tokens_that_are_cut_are_exchanged_by_the_model_itself() -> None:
+    variant = Variant(model="two layers", place="DSA-CP8 FlashComm EP16")
+    run = drive(build(variant), variant, STEPS["prefill"])
+    num_tokens = sum(STEPS["prefill"].query_lens)
+    assert run.outputs["hidden"].shape == (num_tokens, 6144)
+    attention = [call for call in run.calls if call.operator == "npu_sparse_flash_attention"]
+    # All heads of an eighth of the tokens, and the padding's sequence behind the others.
+    assert {call.results[0].shape for call in attention} == {(-(-num_tokens // 8), 64, 512)}
+    lengths = attention[0].arguments["actual_seq_lengths_query"]
+    assert len(lengths) == len(STEPS["prefill"].query_lens) + 1
 
 
 def test_a_first_stage_has_no_logits() -> None:

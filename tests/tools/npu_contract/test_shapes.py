@@ -19,7 +19,9 @@ def test_a_rank_has_its_share_of_heads() -> None:
     attention = "npu_sparse_flash_attention"
     assert expected("whole")[attention] == [(((64, 64, 512), BF16), None, None)]
     assert expected("TP16")[attention] == [(((64, 4, 512), BF16), None, None)]
-    assert expected("DSA-CP8")[attention] == [(((64, 64, 512), BF16), None, None)]
+    # All heads, of an eighth of the tokens.
+    assert expected("DSA-CP8")[attention] == [(((8, 64, 512), BF16), None, None)]
+    assert expected("FlashComm8")[attention] == [(((64, 8, 512), BF16), None, None)]
 
 
 def test_rows_of_experts_depend_on_the_way_to_them() -> None:
@@ -41,7 +43,20 @@ def test_rows_of_experts_depend_on_the_way_to_them() -> None:
 
 def test_cut_tokens_meet_before_the_output_product() -> None:
     quantized = expected("DSA-CP8")["npu_quantize"]
-    assert (((512, 2048), I8),) in quantized  # 64 tokens of 8 ranks, 8 heads of 256
+    assert (((64, 2048), I8),) in quantized  # 8 tokens of 8 ranks, 8 heads of 256
+
+
+def test_norms_and_routers_see_the_share_of_a_cut_stream() -> None:
+    cut, whole = expected("FlashComm8 EP16"), expected("TP8 EP16")
+    for name, tokens in (("npu_add_rms_norm", 8), ("npu_moe_gating_top_k", 8)):
+        assert cut[name][0][0][0][0] == tokens
+        assert whole[name][0][0][0][0] == 64
+    # Sixteen ranks bring 8 tokens each together, or two replicas 64 each.
+    for found in (cut, whole):
+        assert (((128, 6144), BF16),) in found["npu_moe_token_unpermute"]
+    # The shared expert is whole then.
+    assert (((8, 2048), BF16),) in cut["npu_swiglu"]
+    assert (((64, 256), BF16),) in whole["npu_swiglu"]
 
 
 def test_a_wrong_result_is_told_with_what_it_should_be() -> None:
