@@ -93,6 +93,18 @@ def requests() -> list[Request]:
             endless | chance | {"prompt": crowd, "seed": 9, "presence_penalty": 0.5, "min_p": 0.02},
             is_greedy=False,
         ),
+        Request(
+            "a grammar",
+            {
+                "prompt": "one two",
+                "max_tokens": 60,
+                "structured_outputs": {"regex": "[a-z]{3,9}( [a-z]{2,9}){9}\\."},
+                **chance,
+                "seed": 10,
+            },
+            is_greedy=False,
+        ),
+        Request("words that are not", endless | {"bad_words": ["three three"]}, is_greedy=False),
     ]
     return found
 
