@@ -71,7 +71,8 @@ class StreamPresenter:
         self._spec = spec
         self._chunks = chunks
         self._count = count
-        self._head = head(spec, object_name) + b',"choices":['
+        # What every frame begins with; only what follows is looked through for each token.
+        self._head = b"data: " + sse.one_line(head(spec, object_name)) + b',"choices":['
         self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
         self._is_open = False
         self._ended: set[int] = set()
@@ -116,13 +117,13 @@ class StreamPresenter:
     def _close(self, frames: list[bytes]) -> None:
         if self._spec.include_usage:
             usage = b'],"usage":' + self._count().to_json() + self._fingerprint + b"}"
-            frames.append(sse.event(self._head + usage))
+            frames += (self._head, sse.one_line(usage), b"\n\n")
         frames.append(sse.DONE)
 
     def _frame(self, entry: bytes, tail: bytes, usage: Usage | None) -> bytes:
         if self._spec.include_continuous_usage:
             tail += b',"usage":' + (usage or self._count()).to_json()
-        return sse.event(self._head + entry + b"]" + tail + b"}")
+        return b"%b%b]%b}\n\n" % (self._head, sse.one_line(entry), sse.one_line(tail))
 
 
 class BodyPresenter:

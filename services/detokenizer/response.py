@@ -99,7 +99,7 @@ class Response:
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
         """New tokens of one sequence."""
-        if self.is_over:
+        if self.end is not None or self.refusal is not None:  # as `is_over`, for every token
             return
         choice = self.choices[position]
         if num_previous != choice.num_received:

@@ -80,3 +80,15 @@ def test_names_are_escaped(name: str) -> None:
     body = json.loads(presenter.render(response.choices))
     assert (body["model"], body["id"]) == (name, name)
     assert presenter.render(response.choices) == b""
+
+
+def test_a_name_with_line_separators_stays_in_its_line() -> None:
+    name = "a\u2028b\u2029c\x85d"
+    shown = stream(["abcd"], model=name, include_usage=True)
+    assert {event["model"] for event in shown[:-1]} == {name}
+    request = submit(is_stream=True, model=name)
+    response = build_response(request, CONTEXT, 0.0)
+    presenter = build_presenter(response, request.output, CONTEXT)
+    response.choices[0].finish(finished())
+    data = presenter.render(response.choices).decode()
+    assert not {"\u2028", "\u2029", "\x85"}.intersection(data)
