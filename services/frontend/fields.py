@@ -82,7 +82,6 @@ RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
 MESSAGES_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
     "container": (),
-    "context_management": ({},),
     "inference_geo": (),
     "mcp_servers": ([],),
     "prompt_logprobs": (),

@@ -18,12 +18,16 @@ from services.frontend.response_items import ChatMessages, renamed
 from services.frontend.response_plan import response_format_of
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.fields import RequestFields
-from services.frontend.schemas.messages import CountTokensRequest, MessagesRequest
+from services.frontend.schemas.messages import (
+    ContextManagement,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.tool_choice import tool_rules_of
 from services.frontend.tools_constraint import renamed_constraint
-from services.frontend.validation import parse
+from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
 
 ID_PREFIX: Final = "msg_"
@@ -159,7 +163,24 @@ def _chat_body(
         )
     if raw.get("tools"):
         made["tools"] = [_chat_tool(tool) for tool in raw["tools"]]
+    if keeps_thinking(request.context_management):
+        arguments = made.get("chat_template_kwargs") or {}
+        made["chat_template_kwargs"] = {"clear_thinking": False, **arguments}
     return made | _tool_choice(request), chat, left_out
+
+
+def keeps_thinking(management: ContextManagement | None) -> bool:
+    """Whether the model is to see all earlier thinking again; other edits are refused."""
+    edits = (management.edits if management is not None else None) or ()
+    for i, edit in enumerate(edits):
+        where = f"context_management.edits[{i}]"
+        if not edit.type.startswith("clear_thinking_"):
+            raise unsupported(f"{where}.type", f"edits of type {quote(edit.type)} are not served")
+        if edit.keep not in ("all", {"type": "all"}):
+            raise unsupported(
+                f"{where}.keep", "either all thinking is kept, or that of the last turn"
+            )
+    return bool(edits)
 
 
 def _thinking(request: MessagesRequest | CountTokensRequest) -> dict[str, Any]:

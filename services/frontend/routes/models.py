@@ -1,5 +1,7 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter, Request
 
 from services.frontend.documentation import error_docs
@@ -14,7 +16,9 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/v1/models", response_model=ModelList, responses=error_docs(401))
     async def list_models() -> ModelList:
         """All served names."""
-        return ModelList(data=[_model(gateway, name) for name in gateway.settings.model_names])
+        names = gateway.settings.model_names
+        models = [_model(gateway, name) for name in names]
+        return ModelList(data=models, first_id=names[0], last_id=names[-1])
 
     # A path and no parameter of the handler: names may hold slashes, and nothing can be a 422.
     @routes.get("/v1/models/{model_id:path}", response_model=Model, responses=error_docs(401, 404))
@@ -34,4 +38,6 @@ def _model(gateway: Gateway, name: str) -> Model:
         created=gateway.started_s,
         root=gateway.model_name,
         max_model_len=gateway.max_model_len,
+        display_name=name,
+        created_at=datetime.fromtimestamp(gateway.started_s, UTC).isoformat(),
     )

@@ -220,6 +220,10 @@ class Model(Answer):
     root: str = Field(description="The name in answers.")
     parent: str | None = None
     max_model_len: int = Field(description="Longest prompt plus output, in tokens.")
+    # The same in the words of the Messages API's SDK.
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str = Field(description="`created` as RFC 3339 writes it.")
 
 
 class ModelList(Answer):
@@ -227,6 +231,9 @@ class ModelList(Answer):
 
     object: Literal["list"] = "list"
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
 
 
 class TokenizeAnswer(Answer):

@@ -1,6 +1,6 @@
 """Bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -150,6 +150,19 @@ class OutputConfig(StrictModel):
     format: JsonObject | None = Field(None, description="As `response_format` of chats.")
 
 
+class ContextEdit(StrictModel):
+    """What is to be cut from the conversation before the model sees it."""
+
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(StrictModel):
+    """Only the wish to keep earlier thinking is served."""
+
+    edits: list[ContextEdit] | None = Field(None, max_length=8)
+
+
 class CountTokensRequest(StrictModel):
     """A conversation whose tokens are counted."""
 
@@ -160,6 +173,7 @@ class CountTokensRequest(StrictModel):
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: JsonObject | None = None
 
 
@@ -178,4 +192,5 @@ class MessagesRequest(RequestFields):
     tool_choice: ToolChoiceSpec | None = None
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -48,6 +48,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "odd"}}, "'output_config.effort'"),
     ({"mcp_servers": [{"url": "x"}]}, "'mcp_servers'"),
     ({"system": 5}, "'system'"),
+    (
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+        "'context_management.edits[0].type'",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}},
+        "'context_management.edits[0].keep'",
+    ),
 ]
 TAKEN: list[dict[str, Any]] = [
     {},
@@ -61,6 +69,7 @@ TAKEN: list[dict[str, Any]] = [
     {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
     {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
     {"tools": [], "metadata": {"user_id": None}, "service_tier": "auto", "top_k": 5},
+    {"context_management": {"edits": []}},
     {"stop_sequences": ["x"] * 16, "cache_control": {"type": "ephemeral"}},
 ]
 
@@ -150,3 +159,21 @@ async def test_unknown_fields_are_served_and_named_hints_are_neither(mesh: Mesh)
     )
     assert response.status_code == 200
     assert response.headers["x-unknown-fields"] == "foo, messages[0].content[0].odd"
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+async def test_all_earlier_thinking_is_seen_again_when_that_is_asked_for(
+    mesh: Mesh, keep: Any
+) -> None:
+    thought = {"type": "thinking", "thinking": "deep thought", "signature": "s"}
+    said = {"role": "assistant", "content": [thought, {"type": "text", "text": "Yes."}]}
+    edit = {"type": "clear_thinking_20251015", "keep": keep}
+    for fields in ({}, {"context_management": {"edits": [edit]}}):
+        await mesh.http.post("/v1/messages", json=good(messages=[USER, said, USER], **fields))
+    texts = [
+        mesh.gateway.dialect.decode(
+            memoryview(s.submit.sequences[0].prompt_token_ids).cast("I").tolist()
+        )
+        for s in mesh.fake.submits
+    ]
+    assert ["deep thought" in text for text in texts] == [False, True]

@@ -29,6 +29,11 @@ def events_of(text: str) -> list[str]:
         (common_pb2.FAILURE_REASON_INVALID_ARGUMENT, 400, "invalid_value"),
         (common_pb2.FAILURE_REASON_INTERNAL, 500, "internal_error"),
         (common_pb2.FAILURE_REASON_DEADLINE_EXCEEDED, 504, "deadline_exceeded"),
+        (common_pb2.FAILURE_REASON_FEATURE_DISABLED, 400, "feature_disabled"),
+        (common_pb2.FAILURE_REASON_SLOW_READER, 503, "slow_reader"),
+        (common_pb2.FAILURE_REASON_ALREADY_EXISTS, 409, "already_exists"),
+        (common_pb2.FAILURE_REASON_CANCELLED, 499, "cancelled"),
+        (common_pb2.FAILURE_REASON_NUMERICAL_ERROR, 500, "numerical_error"),
     ],
 )
 async def test_a_refusal_is_an_http_status_also_for_streams(

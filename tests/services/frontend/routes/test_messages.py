@@ -79,3 +79,10 @@ async def test_a_silent_stream_is_kept_alive_by_pings(mesh: Mesh) -> None:
             if "event: ping" in text:
                 return
     pytest.fail("no ping came")
+
+
+async def test_the_sdk_lists_the_models(client: anthropic.AsyncAnthropic) -> None:
+    models = await client.models.list()
+    assert [model.id for model in models.data] == [NAME, "alias"]
+    found = await client.models.retrieve(NAME)
+    assert (found.type, found.display_name) == ("model", NAME)
