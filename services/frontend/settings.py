@@ -124,6 +124,23 @@ class FrontendSettings(ServiceSettings):
             raise ValueError("a served model name is empty")
         return names
 
+    @field_validator("allowed_origins", "allowed_methods", "allowed_headers", mode="before")
+    @classmethod
+    def _read_lists(cls, given: object) -> object:
+        """Words one by one, or JSON lists of them, which is how vLLM takes these flags."""
+        if not isinstance(given, list):
+            return given
+        words: list[object] = []
+        for word in given:
+            if not (isinstance(word, str) and word.lstrip().startswith("[")):
+                words.append(word)
+                continue
+            try:
+                words.extend(json.loads(word))
+            except ValueError:
+                raise ValueError(f"{word} is no JSON list") from None
+        return words
+
     @field_validator("api_key")
     @classmethod
     def _keys_are_not_empty(cls, keys: list[SecretStr]) -> list[SecretStr]:

@@ -63,3 +63,23 @@ def test_the_context_length_is_the_checkpoints(tmp_path: Path) -> None:
     assert checkpoint_context_length(tmp_path) == 77
     with pytest.raises(CheckpointError):
         checkpoint_context_length(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("flags", "origins"),
+    [
+        (['--allowed-origins=["https://a", "https://b"]'], ["https://a", "https://b"]),
+        (["--allowed-origins=*"], ["*"]),
+        (["--allowed-origins", "https://a", "--allowed-origins", "https://b"],
+         ["https://a", "https://b"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_lists_of_vllm_are_json_or_words(flags: list[str], origins: list[str]) -> None:
+    settings = parse(FrontendSettings, [*LEAST, *flags], prog="frontend")
+    assert settings.allowed_origins == origins
+
+
+def test_a_list_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="allowed-origins.*no JSON list"):
+        parse(FrontendSettings, [*LEAST, "--allowed-origins=[a"], prog="frontend")
