@@ -81,5 +81,5 @@ def test_lists_of_vllm_are_json_or_words(flags: list[str], origins: list[str]) -
 
 
 def test_a_list_that_is_none_is_named() -> None:
-    with pytest.raises(ConfigError, match="allowed-origins.*no JSON list"):
+    with pytest.raises(ConfigError, match="no JSON list"):
         parse(FrontendSettings, [*LEAST, "--allowed-origins=[a"], prog="frontend")
