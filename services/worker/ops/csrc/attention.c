@@ -78,10 +78,12 @@ static int64_t count_alone(const lists_t *l, int64_t token, int64_t last) {
     return count;
 }
 
-/* Items are (token, some heads). */
-static void attend_items(const void *context, int64_t first, int64_t last) {
+/* Items are (token, some heads). They are taken from the last one on: the last tokens of a prompt see
+ * most keys, and what is left at the end, for one thread to wait for the other, is little. */
+static void attend_items(const void *context, int64_t from, int64_t to) {
     const attention_t *a = context;
-    const int64_t parts = a->parts;
+    const int64_t parts = a->parts, items = a->lists.paged.tokens * parts;
+    const int64_t first = items - to, last = items - from;
     for (int64_t item = first; item < last;) {
         const int64_t token = item / parts, end = last / parts; /* whole tokens end there */
         const int64_t tokens = item % parts ? 1 : count_group(&a->lists, token, end);

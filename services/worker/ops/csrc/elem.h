@@ -22,8 +22,8 @@
 
 enum { OK = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2, WRONG_LAYOUT = 3 };
 
-/* Below this many elements (about 30 us) a kernel stays on one thread: waking another costs more. */
-enum { PARALLEL_ELEMENTS = 1 << 17 };
+/* Below this many elements (some 10 us) a kernel stays on one thread: two meet for a microsecond. */
+enum { PARALLEL_ELEMENTS = 1 << 16 };
 
 #ifdef ELEM_BF16
 typedef uint16_t elem_t;

@@ -1,7 +1,7 @@
 /* Choice of experts, sorting of token copies by expert, and the weighted sum at the end. */
 #include "elem.h"
 
-enum { MAX_EXPERTS = 2048 };
+enum { MAX_EXPERTS = 2048, SCORING = 32 }; /* SCORING: how many looks at it a score costs */
 
 /* Index of the largest open score; the lowest index wins a tie. */
 static int64_t best_open(const float *score, const uint8_t *is_closed, int64_t count) {
@@ -77,7 +77,7 @@ int glm_gating_top_k_f32(int64_t tokens, int64_t experts, int64_t k, int64_t k_g
     if (experts > MAX_EXPERTS) return OUT_OF_RANGE;
     gate_t g = {experts, k,    k_group, groups, (float)factor, (float)epsilon,
                 logits,  bias, weights, chosen};
-    over_rows(tokens, experts * k, choose_tokens, &g);
+    over_rows(tokens, experts * (k + SCORING), choose_tokens, &g);
     return OK;
 }
 #endif
