@@ -109,6 +109,10 @@ class SimulatedWorker:
         counts, tokens, codes = [], array("I"), []
         self.drafted, self.accepted = [], []
         logprobs: list[TokenLogprobs] = []
+        for number in plan.rows:
+            # Before anything is written: what a step shares was computed by the steps before it.
+            if not self.rows[number].is_over:
+                self._check_kv(self.rows[number])
         columns = zip(plan.rows, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
         for number, scheduled, computed in columns:
             row = self.rows[number]
@@ -147,7 +151,6 @@ class SimulatedWorker:
         room = len(row.blocks) * self.capacity.block_size_tokens
         num_known = min(scheduled, missing)
         assert row.num_computed + num_known <= room, "a position without a block"
-        self._check_kv(row)
         num_more = scheduled - num_known
         assert num_more <= self.capacity.num_speculative_tokens, "a token that nobody knows"
         drafted = self._placed(min(row.num_drafts, num_more), room - len(row.tokens))
