@@ -146,6 +146,10 @@ def test_quantized_experts_are_the_same_wherever_they_are(
         ("w8a8", "tp2,ep", {"method": "alltoall"}),
         ("w4a8c8", "tp2", {}),
         ("w4a8c8", "tp2,ep", {"method": "mc2"}),
+        # A bias that every rank adds would be scattered as often; whole shared experts add theirs.
+        ("w8a8", "tp2", {"cuts": BOTH, "caches": C8}),
+        ("w8a8", "tp2,ep", {"cuts": FLASHCOMM, "method": "alltoall"}),
+        ("w4a8c8", "tp2,ep", {"cuts": BOTH}),
     ],
 )
 def test_cut_rows_that_are_quantized_in_parts_bring_no_more_noise(
