@@ -156,10 +156,13 @@ def test_after_a_reset_nothing_from_before_is_found_or_named() -> None:
 
 def test_what_a_broken_sequence_computed_is_forgotten() -> None:
     room = Room()
-    broken = room.compute(list(range(8)))
+    broken = make(list(range(12)))
+    broken.blocks = room.cache.pool.allocate(3)
+    room.cache.publish(broken, 8)
+    assert room.cache.num_named == 2
     room.cache.distrust(broken)
     assert room.cache.find(make(list(range(9)))) == []
-    room.cache.publish(broken, 8)
+    room.cache.publish(broken, 12)
     assert room.cache.num_named == 0
     room.cache.check(0)
 
