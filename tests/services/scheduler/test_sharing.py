@@ -61,6 +61,17 @@ def test_siblings_follow_a_long_prompt_chunk_by_chunk_and_compute_nothing_twice(
     assert sum(sum(plan.num_scheduled_tokens) for plan in harness.plans) == 30 + 1 + 2 + 1
 
 
+def test_a_block_that_lacks_its_last_token_is_not_shared_yet() -> None:
+    harness = shared(max_num_batched_tokens=7)
+    harness.submit(Outlet(), [9, 9], fork=0)
+    assert chunks(harness.plan()) == [(0, 7)]
+    harness.take_result()
+    assert chunks(harness.plan()) == [(7, 2)]
+    harness.take_result()
+    assert chunks(harness.plan()) == [(9, 1), (8, 1)]
+    harness.run_to_end()
+
+
 def test_short_prompts_without_a_full_block_start_together() -> None:
     harness = shared()
     harness.submit(Outlet(), [4, 4, 3], fork=0)
