@@ -191,6 +191,15 @@ IDLE: Final = (
         reason="no connector moves KV blocks",
     ),
     Idle(
+        names=(
+            "guided_decoding_backend",
+            "structured_outputs_config",
+            "structured_outputs_config.backend",
+            "structured_outputs_config.disable_fallback",
+        ),
+        reason="grammars have one engine",
+    ),
+    Idle(
         names=("profiler_config",),
         when=lambda asked: asked.value("profiler_config.profiler") is None,
         reason="it names no profiler",

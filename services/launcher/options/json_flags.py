@@ -104,3 +104,15 @@ class ProfilerConfig(Options):
     profiler: Literal["torch", "cuda"] | None = Field(default=None, description="Which one.")
     torch_profiler_dir: str | None = Field(default=None, description="Where traces go.")
     torch_profiler_with_stack: bool = Field(default=False, description="With call stacks.")
+
+
+class StructuredOutputsConfig(Options):
+    """`--structured-outputs-config`."""
+
+    backend: str = Field(default="auto", description="Engine of grammars; guidance is the one.")
+    disable_fallback: bool = Field(default=False, description="No other engine instead.")
+    disable_any_whitespace: bool = Field(default=False, description="JSON without blanks.")
+    disable_additional_properties: bool = Field(
+        default=False, description="Objects of declared properties only."
+    )
+    enable_in_reasoning: bool = Field(default=False, description="Constrain the thinking, too.")

@@ -16,6 +16,7 @@ from services.launcher.options.json_flags import (
     KvTransferConfig,
     ProfilerConfig,
     SpeculativeConfig,
+    StructuredOutputsConfig,
 )
 from shared.config import flag_of
 
@@ -122,8 +123,12 @@ class ServeOptions(Options):
         default=16 << 20, description="Tokens of waiting sequences; more are answered 429."
     )
     enforce_eager: bool = Field(default=False, description="Steps are not captured as graphs.")
-    guided_decoding_backend: str = Field(default="auto", description="Grammars.")
-    structured_outputs_config: str | None = Field(default=None, description="Grammars.")
+    guided_decoding_backend: str = Field(
+        default="auto", description="Engine of grammars; guidance is the one."
+    )
+    structured_outputs_config: StructuredOutputsConfig | None = Field(
+        default=None, description="Grammars."
+    )
     enable_auto_tool_choice: bool = Field(
         default=True, description="The model decides on tool calls."
     )

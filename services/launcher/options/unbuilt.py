@@ -13,7 +13,8 @@ _CUTS = "layers are cut over the ranks of a stage, in one way"
 _EXCHANGE = "tokens travel to experts in the way that the worker chooses"
 _ONE_FRONT = "one scheduler places the requests of all replicas"
 _ADAPTERS = "adapters are not built"
-_GRAMMARS = "grammars are not built"
+_ENGINES = ("auto", "guidance")
+_BACKEND = "structured_outputs_config.backend"
 _TLS = "TLS is left to a proxy in front"
 _LOAD = "experts stay where they are"
 
@@ -188,8 +189,28 @@ UNBUILT: Final = (
         name="enable_auto_tool_choice",
         missing="calls are read whenever there are tools; --tool-call-parser none reads none",
     ),
-    Unbuilt(name="guided_decoding_backend", missing=_GRAMMARS),
-    Unbuilt(name="structured_outputs_config", missing=_GRAMMARS),
+    Unbuilt(
+        name="guided_decoding_backend",
+        missing="grammars have one engine (only auto or guidance)",
+        asks=lambda asked: asked.flags.guided_decoding_backend not in _ENGINES,
+    ),
+    Unbuilt(
+        name=_BACKEND,
+        missing="grammars have one engine (only auto or guidance)",
+        asks=lambda asked: asked.value(_BACKEND) not in (None, *_ENGINES),
+    ),
+    Unbuilt(
+        name="structured_outputs_config.disable_any_whitespace",
+        missing="each request says it of its own JSON",
+    ),
+    Unbuilt(
+        name="structured_outputs_config.disable_additional_properties",
+        missing="each request says it of its own schema",
+    ),
+    Unbuilt(
+        name="structured_outputs_config.enable_in_reasoning",
+        missing="thinking is not constrained",
+    ),
     Unbuilt(
         name="profiler_config",
         missing="profiling through the API is not built",

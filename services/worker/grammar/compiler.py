@@ -22,7 +22,7 @@ from shared.constraint import Constraint
 from shared.glm.tokenizer import GlmTokenizer
 
 # A compiled grammar takes some 100 KiB to a few MiB.
-_MAX_GRAMMARS: Final = 128
+_MAX_GRAMMARS: Final = 64
 _MAX_REASON_CHARS: Final = 300
 
 

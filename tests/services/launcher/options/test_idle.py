@@ -28,6 +28,7 @@ from tests.services.launcher.options.cases import extra, join, verdict
         ),
         (extra(eplb_config={"num_redundant_experts": 8}), "eplb_config: no effect: experts stay"),
         ("--kv-transfer-config {}", "--kv-transfer-config: no effect: no connector"),
+        ("--guided-decoding-backend guidance", "guidance: no effect: grammars have one engine"),
         ("--profiler-config {}", "--profiler-config: no effect: it names no profiler"),
         ("HCCL_BUFFSIZE=200", "HCCL_BUFFSIZE=200: no effect: one rank talks to no other"),
         ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=3000", "=3000: no effect: the scheduler's"),

@@ -20,6 +20,7 @@ def test_flags_are_sorted_by_what_follows_them() -> None:
         "speculative_config",
         "kv_transfer_config",
         "profiler_config",
+        "structured_outputs_config",
         "additional_config",
     } == JSON_FLAGS
     assert set(ServeOptions.model_fields) >= LISTS

@@ -47,6 +47,15 @@ def test_every_option_is_honoured_or_refused_or_told() -> None:
         ("-dp 2 -dpn 1", "--data-parallel-rank 1"),
         ("-dp 2 -dpe", "--data-parallel-external-lb"),
         ("--headless", "--headless"),
+        ("--guided-decoding-backend xgrammar", "--guided-decoding-backend xgrammar"),
+        (
+            """--structured-outputs-config '{"backend": "outlines"}'""",
+            "--structured-outputs-config backend=outlines",
+        ),
+        (
+            """--structured-outputs-config '{"enable_in_reasoning": true}'""",
+            "--structured-outputs-config enable_in_reasoning=true",
+        ),
         ("--api-server-count 0", "--api-server-count 0"),
         ("--distributed-executor-backend ray", "--distributed-executor-backend ray"),
         (drafts(3, method="eagle"), "--speculative-config method=eagle"),
