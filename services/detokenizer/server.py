@@ -135,7 +135,10 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             check_token_ids(sequence.prompt_token_ids, field, len(self._context.vocabulary))
         self._live.check_open()
         submit = _within(submit, context)
-        submit = replace(submit, output=replace(submit.output, return_token_ids=True))
+        output = replace(submit.output, return_token_ids=True)
+        if output.object_kind.is_ordered:  # no object is written here, and events tell their kind
+            output = replace(output, object_kind=ObjectKind.CHAT_COMPLETION)
+        submit = replace(submit, output=output)
         response = build_response(submit, self._context, time.monotonic())
         writer = EventWriter(response, submit.output, self._settings.limits)
         changed = asyncio.Event()

@@ -53,6 +53,7 @@ def with_thinking_budget(
 
 
 def with_prompt_logprobs(
+    gateway: Gateway,
     request: GenerationFields,
     num_top: int | None,
     prompts: Sequence[Sequence[int]],
@@ -61,6 +62,7 @@ def with_prompt_logprobs(
     """The sampling with the measuring of prompts, bounded: answers hold all of it at once.
 
     Args:
+        gateway: Whether there is a model that measures.
         request: A chat or completion.
         num_top: Alternatives per token; None is no measuring.
         prompts: Each is measured for each choice of it.
@@ -68,11 +70,14 @@ def with_prompt_logprobs(
     """
     if num_top is None:
         return sampling
+    param = "prompt_logprobs" if request.prompt_logprobs is not None else "echo"
+    if gateway.settings.worker_mode == "replay":
+        raise unsupported(param, "a server in replay mode has no model to measure prompts")
     if request.prompt_logprobs is not None and request.stream:
         raise invalid("'prompt_logprobs' is not allowed with 'stream': true.", "prompt_logprobs")
     num_entries = (request.n or 1) * (num_top + 1) * sum(map(len, prompts))
     if num_entries > MAX_PROMPT_ENTRIES:
-        param = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+        param = param.replace("echo", "logprobs")
         raise invalid(
             f"Invalid '{param}': log-probabilities of the prompts would have {num_entries} "
             f"entries, at most {MAX_PROMPT_ENTRIES} are given.",

@@ -232,6 +232,14 @@ async def test_generate_gives_text_events(mesh: Mesh) -> None:
     assert parts[-1].finished.stats.num_output_tokens == count
 
 
+@pytest.mark.parametrize("kind", ["RESPONSE", "MESSAGE", "TOKENS"])
+async def test_generate_gives_text_whatever_object_is_meant(mesh: Mesh, kind: str) -> None:
+    request = mesh.submit("Hello", include_text=True)
+    request.output.object_kind = detokenizer_pb2.ObjectKind.Value(f"OBJECT_KIND_{kind}")
+    parts = await generate(mesh, request)
+    assert "".join(part.delta.content for part in parts) == "Hello"
+
+
 async def test_generate_makes_ids_of_its_own(mesh: Mesh) -> None:
     request = mesh.submit("a")
     await asyncio.gather(generate(mesh, request), generate(mesh, request))
