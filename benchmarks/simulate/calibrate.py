@@ -105,6 +105,8 @@ def calibrate() -> dict[str, object]:
     flags = ["--model", str(model), "--served-model-name", "tiny"]
     flags += ["--max-num-seqs", str(MAX_SEQS), "--max-num-batched-tokens", str(MAX_TOKENS)]
     flags += ["--max-model-len", "4096", "--kv-cache-memory-bytes", str(1 << 30)]
+    # Two threads that share cores with the other services make steps as long as those are busy.
+    flags += ["--num-threads", "1"]
     with (
         tempfile.TemporaryDirectory(prefix="cal") as run_dir,
         running_mesh(*flags, "--run-dir", run_dir) as mesh,

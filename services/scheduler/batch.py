@@ -44,6 +44,8 @@ from services.scheduler.waiting import WaitingQueue
 MAX_PASSED = 8
 # Room for 2**6 blocks each is all that a sequence waits for after many preemptions.
 MAX_DOUBLINGS = 6
+# A tenant is charged for so many output tokens of a sequence at a time.
+CHARGED_TOKENS = 64
 
 
 class Batch:
@@ -84,6 +86,8 @@ class Batch:
         self._now = 0.0
         # What stopped the last walk along the queue: nothing starts before it changes.
         self._stopped_at: tuple[int, ...] | None = None
+        # A head for which nobody can be pushed out, and when that was found.
+        self._spared_at: tuple[int, ...] | None = None
         self._owner = owner
         self._naming = Naming(cache, limits.block_size)
         self._decoding: list[Sequence] = []
@@ -213,7 +217,8 @@ class Batch:
                 return False
         if needed > 0:
             holdings.take_blocks(sequence, needed)
-        self._policy.charge_output(sequence)
+        if len(sequence.output_token_ids) - sequence.num_charged_tokens >= CHARGED_TOKENS:
+            self._policy.charge_output(sequence)
         self._naming.note_growth(sequence)
         self._set_plan_limit(sequence)
         return True
@@ -295,8 +300,13 @@ class Batch:
         head = self._waiting.head(now)
         if head is None or self.holdings.is_in_flight(head):
             return
+        # Who runs gets more urgent only when somebody starts.
+        mark = (head.number, head.priority, self._num_admissions)
+        if mark == self._spared_at:
+            return
         victims = self._policy.displaceable(self.running, head)
         if not victims:
+            self._spared_at = mark
             return
         lacks_row = self._num_seats() <= 0
         holdings, cached = self.holdings, self.cache.find(head)
@@ -382,7 +392,11 @@ class Batch:
 
     def _has_room(self, sequence: Sequence, needed: int) -> bool:
         """Alone it always fits; beside others it may not take what they need next."""
-        return self.holdings.num_free_blocks - needed >= self._reserve(sequence)
+        left = self.holdings.num_free_blocks - needed
+        # The second is never less than the first, and looks at all that run.
+        return left >= (self._num_growable if self.running else 0) and left >= self._reserve(
+            sequence
+        )
 
     def _reserve(self, sequence: Sequence) -> int:
         """Blocks that stay free beside those that a sequence starts with."""

@@ -1,9 +1,11 @@
 """Who gives way, and who may be pushed out."""
 
 from services.scheduler.limits import CoreConfig
+from services.scheduler.outlet import Outlet
 from services.scheduler.policy import MAX_DISPLACEMENTS, RESUMED, Policy
 from services.scheduler.sequence import Sequence
-from tests.services.scheduler.builders import sequence
+from tests.services.scheduler.builders import capacity, sequence
+from tests.services.scheduler.harness import Harness
 
 
 def running(admission: int, computed: int, priority: int = 0) -> Sequence:
@@ -80,3 +82,14 @@ def test_a_sequence_keeps_its_number() -> None:
     for found in (first, second, first):
         policy.number(found)
     assert (first.number, second.number) == (0, 1)
+
+
+def test_a_tenant_is_charged_while_its_sequence_runs_and_not_only_at_its_end() -> None:
+    harness = Harness(capacity(num_blocks=64, max_model_len=200))
+    harness.submit(Outlet(), [5], max_tokens=150, tenant_id="a")
+    for _ in range(100):
+        harness.step()
+    served = harness.core._policy.shares.served("a")  # nothing tells it outside yet
+    assert 5 + 2 * 64 <= served < 5 + 2 * 150
+    harness.run_to_end()
+    assert harness.core._policy.shares.served("a") == 5 + 2 * 150
