@@ -97,7 +97,9 @@ async def prepare_chat(
     prompt = await _render(gateway, request, conversation, body, visit)
     sampling = _sampling(gateway, request, len(prompt.token_ids))
     sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
-    sampling = with_prompt_logprobs(request, request.prompt_logprobs, [prompt.token_ids], sampling)
+    sampling = with_prompt_logprobs(
+        gateway, request, request.prompt_logprobs, [prompt.token_ids], sampling
+    )
     thinks = prompt.starts_in_reasoning and gateway.settings.reasoning_parser != "none"
     constraint = constraint_of(
         form,

@@ -63,7 +63,7 @@ async def prepare_completion(
     form, form_param = text_format_of(request)
     prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
-    sampling = with_prompt_logprobs(request, _measured(request), prompts, sampling)
+    sampling = with_prompt_logprobs(gateway, request, _measured(request), prompts, sampling)
     if form is not None:
         sampling = dataclasses.replace(sampling, constraint=Constraint(format=form))
     is_cut = request.truncate_prompt_tokens is not None

@@ -139,3 +139,22 @@ async def test_prompts_are_measured_as_far_as_somebody_asks(mesh: Mesh) -> None:
     assert asked == [2, 0, 3, None, 4]
     shown = [s.submit.output.include_prompt_logprobs for s in mesh.fake.submits]
     assert shown == [True, True, True, False, True]
+
+
+class TestReplay:
+    """A gateway without a model."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"worker_mode": "replay"}
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [({"prompt_logprobs": 1}, "prompt_logprobs"), ({"echo": True, "logprobs": 1}, "echo")],
+    )
+    async def test_nothing_measures_prompts(
+        self, mesh: Mesh, fields: dict[str, Any], param: str
+    ) -> None:
+        response = await mesh.complete(replay={"text": "x"}, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
