@@ -118,7 +118,7 @@ class RowConstraints:
             rows: [S] a row that has drafts stands several times, once behind each.
             drafts_of: The drafts that a place follows.
         """
-        places = np.flatnonzero(self.is_constrained[rows])
+        places = np.flatnonzero(self.is_constrained[rows]) if self._rows else ()
         if not len(places):
             return None
         assert self._compiler is not None
