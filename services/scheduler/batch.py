@@ -112,15 +112,30 @@ class Batch:
         """Tokens that its sequences have to catch up with, beyond one each."""
         return sum(s.num_tokens - s.num_planned_tokens for s in self._catching_up if s.plan_limit)
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next plan; None when the window is full or nothing can be ordered."""
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence has one token to go in each step."""
+        return bool(self._decoding)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a sequence is catching up, or waits to."""
+        return bool(self._catching_up or len(self._waiting))
+
+    def plan(self, now: float, *, takes_prompts: bool = True) -> StepPlan | None:
+        """The next plan; None when the window is full or nothing can be ordered.
+
+        Without `takes_prompts` it is one of decoding sequences alone.
+        """
         if len(self._in_flight) >= self.limits.max_plans_in_flight:
             return None
         self._now = now
-        if self._policy.is_priority and len(self._waiting):
+        if takes_prompts and self._policy.is_priority and len(self._waiting):
             self._displace(now)
         num_preemptions = self.num_preemptions
         builder = self._plan_decodes()
+        if not takes_prompts:
+            return self._issue(builder) if builder.sequences else None
         budget = self.limits.max_num_batched_tokens
         budget -= len(builder.sequences) * self.limits.num_decode_tokens
         num_others = len(builder.sequences) + len(self._catching_up) + len(self._waiting)

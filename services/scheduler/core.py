@@ -13,7 +13,7 @@ Laws
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from services.scheduler.admission import check_fit, check_submission
 from services.scheduler.backlog import Backlog, check_first_token, check_room
@@ -227,14 +227,28 @@ class SchedulerCore:
             for sequence in list(request.live):
                 self._end(sequence, now, failure=error)
 
-    def plan(self, now: float, replica: int = 0) -> StepPlan | None:
+    def plan(self, now: float, replica: int = 0, *, takes_prompts: bool = True) -> StepPlan | None:
         """The next plan of a replica, None when there is none to send now."""
         batch = self._replicas[replica].batch
         if batch is None:
             return None
         if self._unplaced == NOWHERE:
             self._placer.place(replica, now)
-        return batch.plan(now)
+        return batch.plan(now, takes_prompts=takes_prompts)
+
+    def is_prompt_step(self, replicas: Iterable[int]) -> bool:
+        """Whether the next step of replicas that step together takes prompts.
+
+        All take theirs in the same steps, every `prefill_schedule_interval`th: a prompt makes a step
+        a long one for all of them. Nobody waits where none decodes, or all have prompts.
+        """
+        batches = [b for r in replicas if (b := self._replicas[r].batch) is not None]
+        step = max(batch.last_planned_step for batch in batches) + 1
+        return (
+            step % self._config.prefill_schedule_interval == 0
+            or not any(batch.decodes for batch in batches)
+            or all(batch.has_prompts for batch in batches)
+        )
 
     def plan_nothing(self, replica: int) -> StepPlan:
         """A plan without rows, for a replica whose world makes a step; its window has room."""

@@ -19,6 +19,7 @@ class CoreConfig:
     `watermark` is the share of blocks that admission leaves free beside running sequences.
     A prompt with more than `long_prefill_token_threshold` tokens to go is a long one and gets so
     many of a step that others need as well; None is an eighth of the step, 0 calls none long.
+    Replicas that step together take prompts in every `prefill_schedule_interval`th step.
     """
 
     max_num_seqs: int = 0
@@ -35,6 +36,7 @@ class CoreConfig:
     long_prefill_token_threshold: int | None = None
     max_num_partial_prefills: int = 4
     max_long_partial_prefills: int = 3
+    prefill_schedule_interval: int = 2
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
@@ -48,6 +50,7 @@ class CoreConfig:
             "priority_ageing_s": 0,
             "max_num_partial_prefills": 1,
             "max_long_partial_prefills": 1,
+            "prefill_schedule_interval": 1,
         }
         for name, least in bounds.items():
             value = getattr(self, name)

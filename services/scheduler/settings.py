@@ -78,6 +78,12 @@ class SchedulerSettings(ServiceSettings):
         default=4, ge=1, description="Prompts that may be under way at once."
     )
     max_long_partial_prefills: int = Field(default=3, ge=1, description="Long prompts among them.")
+    prefill_schedule_interval: int = Field(
+        default=2,
+        ge=1,
+        description="Replicas that step together take prompts in every so many-th step, and the "
+        "others are captured decode steps.",
+    )
     max_timeout_s: float = Field(
         default=3600.0, gt=0, description="Time limit of requests that name none or a longer one."
     )
@@ -144,6 +150,7 @@ class SchedulerSettings(ServiceSettings):
             enable_fair_share=self.enable_fair_share,
             watermark=self.watermark,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            prefill_schedule_interval=self.prefill_schedule_interval,
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
         )

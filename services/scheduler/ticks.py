@@ -29,7 +29,10 @@ def plan_step(
         is_sweep: A step without rows will do, to tell a worker which of its rows have ended.
     """
     replicas = range(first, first + len(capacities))
-    found = [core.plan(now, replica) for replica in replicas]
+    takes_prompts = len(replicas) == 1 or core.is_prompt_step(replicas)
+    found = [core.plan(now, replica, takes_prompts=takes_prompts) for replica in replicas]
+    if not (takes_prompts or any(found)):
+        found = [core.plan(now, replica) for replica in replicas]
     if not any(found) and not (is_sweep and needs_sweep(core, replicas)):
         return None
     plans = [plan or core.plan_nothing(r) for r, plan in zip(replicas, found, strict=True)]

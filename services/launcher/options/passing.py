@@ -85,6 +85,7 @@ PASSED: Final = (
             "long_prefill_token_threshold",
             "max_num_partial_prefills",
             "max_long_partial_prefills",
+            "prefill_schedule_interval",
             "priority_ageing_s",
             "enable_fair_share",
         )

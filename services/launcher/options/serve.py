@@ -110,6 +110,11 @@ class ServeOptions(Options):
         default=4, description="Prompts that may be under way at once."
     )
     max_long_partial_prefills: Size = Field(default=3, description="Long prompts among them.")
+    prefill_schedule_interval: Size = Field(
+        default=2,
+        description="Replicas that share experts take prompts in every so many-th step; the "
+        "others are captured decode steps.",
+    )
     priority_ageing_s: float = Field(
         default=30.0, ge=0, description="Waiting so long makes up for one priority; 0: never."
     )

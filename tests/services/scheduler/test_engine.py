@@ -218,7 +218,7 @@ async def test_a_new_watcher_takes_no_change_from_another() -> None:
 async def test_work_that_is_never_planned_ends_the_epoch() -> None:
     """No known way leads there; if one does, health says so instead of staying green."""
     async with Bench(step_timeout_s=0.1, grace_s=5.0) as bench:
-        bench.core.plan = lambda now, replica: None  # type: ignore[method-assign]
+        bench.core.plan = lambda now, replica, **_: None  # type: ignore[method-assign]
         bench.client().submit(0)
         await bench.until_reason(lambda reason: "no step was planned" in reason)
 

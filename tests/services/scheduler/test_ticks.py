@@ -247,3 +247,74 @@ def test_replicas_that_captured_other_sizes_are_no_world() -> None:
     first, second = world()
     with pytest.raises(WorkerContractError, match="worker 1 has other captured_num_seqs"):
         check_world([first, dataclasses.replace(second, captured_num_seqs=(4,))])
+
+
+def shares(interval: int, num_prompts: int = 24) -> tuple[float, int]:
+    """Share of captured ticks, and ticks in all, while prompts come to a world that decodes."""
+    capacities = [
+        dataclasses.replace(one, captured_num_seqs=(16,))
+        for one in world(num_blocks=400, max_num_seqs=16, num_rows=32, max_num_batched_tokens=64)
+    ]
+    core = start(capacities, prefill_schedule_interval=interval)
+    workers = [SimulatedWorker(one) for one in capacities]
+    ticks = []
+    number = 0
+    while True:
+        # One every second step, to one replica after the other.
+        if len(ticks) % 2 == 0 and number < num_prompts:
+            core.submit(submission(entry(20), request_id=f"r{number}"), Outlet(), 0.0)
+            number += 1
+        plans = plan_step(core, 0, capacities, 0.0)
+        if plans is None:
+            break
+        ticks.append(plans[0].tick)
+        for replica, (worker, plan) in enumerate(zip(workers, plans, strict=True)):
+            core.take_result(worker.run(plan), 0.0, replica)
+        core.check()
+    assert number == num_prompts
+    assert core.num_live == 0
+    captured = [tick for tick in ticks if tick and tick.captured_num_seqs]
+    return len(captured) / len(ticks), len(ticks)
+
+
+def test_prompts_of_all_replicas_come_in_the_same_ticks() -> None:
+    alone, length = shares(1)
+    aligned, aligned_length = shares(2)
+    rare, _ = shares(4)
+    assert alone < aligned < rare
+    # What waits does so for a tick at most; the world is done as soon but for that.
+    assert aligned_length <= length + 2
+
+
+def test_a_prompt_waits_for_nobody_where_nobody_decodes() -> None:
+    capacities = world(max_num_batched_tokens=64)
+    core = start(capacities, prefill_schedule_interval=100)
+    core.submit(submission(entry(1)), Outlet(), 0.0)
+    plans = plan_step(core, 0, capacities, 0.0)
+    assert plans is not None
+    assert plans[0].rows
+
+
+def test_prompts_of_every_replica_wait_for_nobody() -> None:
+    capacities = world(max_num_seqs=8, num_rows=16, max_num_batched_tokens=8, num_blocks=200)
+    core = start(capacities, prefill_schedule_interval=100)
+    workers = [SimulatedWorker(one) for one in capacities]
+
+    def step() -> list[StepPlan]:
+        plans = plan_step(core, 0, capacities, 0.0)
+        assert plans is not None
+        for replica, (worker, plan) in enumerate(zip(workers, plans, strict=True)):
+            core.take_result(worker.run(plan), 0.0, replica)
+        return plans
+
+    def submit(name: str, num_tokens: int) -> None:
+        core.submit(submission(entry(num_tokens), request_id=name), Outlet(), 0.0)
+
+    submit("a", 3)
+    step()
+    submit("b", 40)
+    # The replica that decodes waits with nobody: the other one has the prompt alone, and waits.
+    assert max(max(plan.num_scheduled_tokens, default=0) for plan in step()) == 1
+    submit("c", 40)
+    step()  # it is placed
+    assert max(max(plan.num_scheduled_tokens, default=0) for plan in step()) > 1
