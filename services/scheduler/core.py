@@ -239,8 +239,8 @@ class SchedulerCore:
     def is_prompt_step(self, replicas: Iterable[int]) -> bool:
         """Whether the next step of replicas that step together takes prompts.
 
-        All take theirs in the same steps, every `prefill_schedule_interval`th: a prompt makes a step
-        a long one for all of them. Nobody waits where none decodes, or all have prompts.
+        All take them in the same steps, every `prefill_schedule_interval`th: a prompt makes a step
+        a long one for all replicas. Nobody waits where none decodes, or all have prompts.
         """
         batches = [b for r in replicas if (b := self._replicas[r].batch) is not None]
         step = max(batch.last_planned_step for batch in batches) + 1
