@@ -28,6 +28,14 @@ def ask(mesh: Mesh, content: str) -> dict[str, Any]:
     return message
 
 
+def worth(mesh: Mesh, prompt: str) -> list[float | None]:
+    """Log-probabilities of a prompt's tokens."""
+    body = {"model": "glm-nano", "prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1}
+    answer = httpx.post(f"{mesh.url}/v1/completions", json=body, timeout=120)
+    found: list[float | None] = answer.json()["choices"][0]["logprobs"]["token_logprobs"][:-1]
+    return found
+
+
 def answers(mesh: Mesh, prompts: Sequence[str] = PROMPTS) -> list[tuple[str, str]]:
     found = [ask(mesh, prompt) for prompt in prompts]
     return [(one.get("reasoning") or "", one.get("content") or "") for one in found]
@@ -73,6 +81,14 @@ def test_ranks_that_cut_tokens_say_the_same_of_long_prompts_with_drafts(nano: Me
         mesh.remove()
     assert code == 0, mesh.screen
     assert "no effect" not in mesh.screen
+
+
+def test_two_ranks_measure_a_prompt_as_one_does(two_ranks: Mesh, nano: Mesh) -> None:
+    prompt = PROMPTS[1] * 20  # several tiles of the head
+    measured, alone = worth(two_ranks, prompt), worth(nano, prompt)
+    assert measured[0] is alone[0] is None
+    # float32, added up over two ranks.
+    assert measured[1:] == pytest.approx(alone[1:], abs=1e-3)
 
 
 def test_two_ranks_say_what_one_says(two_ranks: Mesh, nano: Mesh) -> None:
