@@ -1,10 +1,15 @@
 """The simulator: sizes, times, traces, and whole small runs of the real core."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks.simulate.__main__ import main
 from benchmarks.simulate.calibrate import Look, fit, predict
 from benchmarks.simulate.device_time import Fitted, Roofline, StepWork
 from benchmarks.simulate.hardware import DEVICES
+from benchmarks.simulate.policies import Case, compare
 from benchmarks.simulate.report import fairness, max_min, summarize, weighted_percentiles
 from benchmarks.simulate.sizes import read_sizes
 from benchmarks.simulate.traces import TRACES, Conversation, Load, Turn, tokens
@@ -142,3 +147,35 @@ def test_a_fit_finds_the_device_that_was_measured_and_predicts_with_it() -> None
     line = predict(found, num_prompt=100, front_s=0.0)
     # 32 clients in step: every step has 32 rows.
     assert line["output_tokens_per_s"] == pytest.approx(32 / (0.02 + 32e-4), rel=0.05)
+
+
+def test_a_run_is_a_line_and_a_drawing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chart = tmp_path / "run.svg"
+    flags = ["--trace", "poisson", "--rate", "4", "--seconds", "4", "--replicas", "2"]
+    assert main([*flags, "--chart", str(chart)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["done"] == line["requests"] > 0
+    assert {"output_tokens_per_s", "ttft_ms", "tpot_ms", "hit_rate", "preemptions", "jain"} <= {
+        *line
+    }
+    assert "<svg" in chart.read_text()
+
+
+def test_policies_are_compared_on_the_same_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = tuple(
+        Case(
+            name=policy,
+            trace="urgent",
+            rate=30,
+            seconds=8,
+            config=CoreConfig(policy=policy, max_num_seqs=16),
+        )
+        for policy in ("fcfs", "priority")
+    )
+    fcfs, priority = compare(None, cases)
+    assert fcfs["requests"] == priority["requests"]
+    late, early = fcfs["ttft_ms_urgent"], priority["ttft_ms_urgent"]
+    assert isinstance(late, dict)
+    assert isinstance(early, dict)
+    assert early["p90"] < late["p90"] / 2
+    assert len(capsys.readouterr().out.splitlines()) == 2
