@@ -55,14 +55,22 @@ class ServiceSides:
         service_name: Full name of its gRPC service.
         work: What it does.
         reason: Why it is not serving yet.
+        further_services: Full names of what else it serves, for reflection.
     """
 
     def __init__(
-        self, settings: ServiceSettings, *, service_name: str, work: Work, reason: str
+        self,
+        settings: ServiceSettings,
+        *,
+        service_name: str,
+        work: Work,
+        reason: str,
+        further_services: Sequence[str] = (),
     ) -> None:
         """Nothing runs yet."""
         self._settings = settings
         self._service_name = service_name
+        self._further_services = further_services
         self._work = work
         self._reason = reason
         self._is_draining = False
@@ -130,7 +138,7 @@ class ServiceSides:
                 self._admin_status,
                 self.drain,
                 settings,
-                described=(self._service_name,),
+                described=(self._service_name, *self._further_services),
             )
             stack.push_async_callback(admin.stop, ADMIN_GRACE_S)
 

@@ -46,6 +46,9 @@ ConnectResponse: TypeAlias = scheduler_pb2.SchedulerServiceConnectResponse
 GenerateResponse: TypeAlias = scheduler_pb2.SchedulerServiceGenerateResponse
 
 SERVICE_NAME: Final = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
+CACHE_SERVICE_NAME: Final = scheduler_pb2.DESCRIPTOR.services_by_name[
+    "PrefixCacheService"
+].full_name
 # A 1M-token prompt is 4 MiB; one message may bring several.
 MAX_RECEIVE_MIB: Final = 64
 # Of a message about prefix caches: a quarter of a megabyte.

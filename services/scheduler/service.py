@@ -6,7 +6,11 @@ import socket
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.engine import Engine
-from services.scheduler.server import SERVICE_NAME, build_scheduler_server
+from services.scheduler.server import (
+    CACHE_SERVICE_NAME,
+    SERVICE_NAME,
+    build_scheduler_server,
+)
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.worker_client import WorkerClient
 from shared.sides import ServiceSides, Work
@@ -34,6 +38,7 @@ class SchedulerService:
                 last_step_age_s=self._engine.last_step_age_s,
             ),
             reason="no worker reached yet",
+            further_services=(CACHE_SERVICE_NAME,),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import grpc.aio
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.glm.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import server
@@ -181,6 +182,16 @@ async def test_without_caching_the_picture_stays_empty(running: Running) -> None
     assert end is not None
     assert end.finished.stats.num_cached_tokens == 0
     await follower.close()
+
+
+async def test_reflection_shows_the_service_to_operators(running: Running) -> None:
+    await running.start()
+    async with open_channel(running.admin_address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        answers = [one async for one in stub.ServerReflectionInfo(iter([request]), timeout=5)]
+    names = {service.name for service in answers[0].list_services_response.service}
+    assert {"glm.v1.SchedulerService", "glm.v1.PrefixCacheService"} <= names
 
 
 def test_a_large_picture_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
