@@ -116,7 +116,8 @@ def sort_extra(
     unknown = []
     for name, value in extra.items():
         if name not in not_served:
-            unknown.append(path + name)
+            if value is not None:  # null is absent
+                unknown.append(path + name)
         elif value is not None and not _asks_nothing(value, not_served[name]):
             raise unsupported(path + name, _NOT_BUILT)
     return unknown

@@ -35,6 +35,10 @@ from services.frontend.visit import Visit
 ID_PREFIX: Final = "resp_"
 _SEALED: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
+# What stands in items of ours and of other servers, and says nothing to the model.
+_FROM_SERVERS: Final = frozenset(
+    {"annotations", "async", "async_", "caller", "logprobs", "namespace", "created_by"}
+)
 # Fields of the chat made from a request, and what they are called in it.
 _NAMES: Final = {
     "messages": "input",
@@ -85,6 +89,7 @@ def _check(request: ResponsesRequest) -> list[str]:
     )
     for name, part, known in parts:
         unknown += sort_extra(part, known, f"{name}.")
+    unknown += _unknown_inside(request)
     for name in request.include or ():
         if name not in (_SEALED, _LOGPROBS):
             raise unsupported("include", f"there is no {quote(name)} here")
@@ -96,6 +101,22 @@ def _check(request: ResponsesRequest) -> list[str]:
         raise unsupported("text.verbosity", "this model knows no levels of it")
     _check_way(request)
     return unknown
+
+
+def _unknown_inside(request: ResponsesRequest) -> list[str]:
+    """Paths of unknown fields of items, their parts and tools; what servers put there is known."""
+    unknown: list[str] = []
+    for i, tool in enumerate(request.tools or ()):
+        unknown += sort_extra(tool, {}, f"tools[{i}].")
+    items = request.input if isinstance(request.input, list) else ()
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        unknown += sort_extra(item, {}, f"{where}.")
+        for name in ("content", "output", "summary"):
+            parts = getattr(item, name, None)
+            for j, part in enumerate(parts if isinstance(parts, list) else ()):
+                unknown += sort_extra(part, {}, f"{where}.{name}[{j}].")
+    return [path for path in unknown if path.rpartition(".")[2] not in _FROM_SERVERS]
 
 
 def _check_way(request: ResponsesRequest) -> None:

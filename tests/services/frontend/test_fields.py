@@ -46,7 +46,7 @@ def test_no_field_is_both_served_and_refused(model: type, listed: dict) -> None:
 
 
 def test_unknown_fields_are_listed_with_their_path() -> None:
-    request = parse(ChatRequest, {**CHAT, "foo": 1, "store": None})
+    request = parse(ChatRequest, {**CHAT, "foo": 1, "bar": None, "store": None})
     assert sort_extra(request, CHAT_NOT_SERVED, "x.") == ["x.foo"]
     assert sort_extra(None, {}) == []
 

@@ -201,3 +201,19 @@ def test_a_schema_stands_one_level_deeper_in_chats() -> None:
         "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
     }
     assert response_format_of({"type": "text"}) == {"type": "text"}
+
+
+async def test_unknown_fields_are_served_and_named_wherever_they_stand(mesh: Mesh) -> None:
+    part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "odd": 1}
+    said = {"type": "message", "id": "m", "role": "assistant", "content": [part], "foo": None}
+    body = good(
+        input=[USER, said, {**USER, "bar": 1}],
+        tools=[{**TOOL, "baz": 1}],
+        reasoning={"effort": "high", "qux": 1},
+        quux=1,
+    )
+    response = await mesh.http.post("/v1/responses", json=body)
+    assert response.status_code == 200
+    assert response.headers["x-unknown-fields"].split(", ") == [
+        *("quux", "reasoning.qux", "tools[0].baz", "input[1].content[0].odd", "input[2].bar"),
+    ]
