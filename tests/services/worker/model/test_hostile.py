@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from services.worker import ops
 from services.worker.model.cache_format import CacheFormat
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.placement import Placement
 from services.worker.model.spec import ModelSpec
 from services.worker.ops.device_rules import DeviceGuard
+from services.worker.parallel.groups import Groups
 from services.worker.quant.scheme import Scheme
 from services.worker.sizing.recipe import SchemeName, describe
 from tests.services.worker.model.conftest import Driver
 from tests.services.worker.model.hostile import Hostile, installed, random_weight
+from tests.services.worker.parallel.thread_groups import make_groups, run_together
 
 Weights = Literal["float", "w8a8", "w8a8 dynamic", "w4a8"]
 RECIPES: dict[Weights, SchemeName] = {
@@ -61,7 +64,7 @@ def make_spec(tiny_values: dict[str, Any], weights: Weights, caches: str, place:
     )
 
 
-def compute(spec: ModelSpec) -> list[Tensor]:
+def compute(spec: ModelSpec, padding: tuple[int, int, int] = (5, 3, 2)) -> list[Tensor]:
     """Logits of two sequences past the selection's width, and of drafts; with rows of padding."""
     generator = torch.Generator().manual_seed(3)
     decoder = Decoder.build(spec)
@@ -72,15 +75,15 @@ def compute(spec: ModelSpec) -> list[Tensor]:
     driver = Driver(decoder, 2, 256)
     tokens = torch.randint(0, 97, (150,), generator=generator).tolist()
     found = driver.step([(0, tokens[:90])])
-    found += driver.step([(0, tokens[90:91]), (1, tokens[:40])], padding=5)
-    found += driver.step([(1, tokens[40:140]), (0, tokens[91:92])], padding=3)
-    return [*found, *draft(driver, tokens)]
+    found += driver.step([(0, tokens[90:91]), (1, tokens[:40])], padding=padding[0])
+    found += driver.step([(1, tokens[40:140]), (0, tokens[91:92])], padding=padding[1])
+    return [*found, *draft(driver, tokens, padding[2])]
 
 
-def draft(driver: Driver, tokens: list[int]) -> list[Tensor]:
+def draft(driver: Driver, tokens: list[int], padding: int) -> list[Tensor]:
     decoder = driver.decoder
-    chunk = driver.metadata([(0, tokens[92:100])], padding=2)
-    ids = torch.tensor([*tokens[92:100], 0, 0])
+    chunk = driver.metadata([(0, tokens[92:100])], padding)
+    ids = torch.tensor([*tokens[92:100], *[0] * padding])
     hidden = decoder.forward(ids, chunk, driver.caches)
     drafted = decoder.draft(ids.roll(-1), hidden, chunk, driver.caches)
     return [decoder.compute_draft_logits(drafted)[:8]]
@@ -101,6 +104,47 @@ def test_what_nobody_asked_for_reaches_no_logit(
         hostile = compute(spec)
     for ours, theirs in zip(hostile, friendly, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("ep_size", [1, 4])
+@pytest.mark.parametrize(("weights", "caches"), [("float", "plain"), ("w8a8", "c8")])
+def test_padding_of_ranks_that_cut_tokens_reaches_no_logit(
+    tiny_values: dict[str, Any], weights: Weights, caches: str, ep_size: int
+) -> None:
+    """Of 90, 41, 101 and 8 tokens four ranks have as many with padding behind them.
+
+    A step's own padding, which nobody tells from tokens, goes to experts like those: what a device
+    leaves in its rows would be met there (CANN says zeros).
+    """
+    # The compiled kernels' threads serve one caller at a time.
+    ops.set_num_threads(1)
+    spec = make_spec(tiny_values, weights, caches, "alone")
+
+    def run() -> list[list[Tensor]]:
+        members = {name: make_groups(name, 4) for name in ("tp", "ep")}
+
+        def work(rank: int) -> list[Tensor]:
+            placement = Placement(
+                tp_size=4,
+                tp_rank=rank,
+                ep_size=ep_size,
+                ep_rank=rank if ep_size > 1 else 0,
+                is_dsa_cp=True,
+                is_flashcomm=True,
+            )
+            groups = Groups(**{name: found[rank] for name, found in members.items()})
+            padding = (0, 0, 0) if ep_size > 1 else (5, 3, 2)
+            return compute(replace(spec, placement=placement, groups=groups), padding)
+
+        return run_together(work, 4)
+
+    friendly = run()
+    with installed(Hostile(is_shuffling=False).kernels()):
+        hostile = run()
+    for ours, theirs in zip(hostile, friendly, strict=True):
+        for found, due in zip(ours, theirs, strict=True):
+            assert bool(due.isfinite().all())
+            assert torch.equal(found, due)
 
 
 @pytest.mark.parametrize("caches", CACHES)
