@@ -69,6 +69,7 @@ class Segment:
         for place, call in enumerate(calls):
             self._records[place] = (*native.addresses(call.name, call.dtype), start)
             start += len(packed[place])
+        self._address: int = self._records.ctypes.data  # numpy takes a microsecond to tell it
 
     def run(self, seconds: NDArray[np.float64] | None = None) -> None:
         """Call all kernels in order.
@@ -80,7 +81,7 @@ class Segment:
             ValueError: A kernel refused its arguments.
         """
         times = None if seconds is None else seconds.ctypes.data
-        status, place = self._native.replay(len(self.calls), self._records.ctypes.data, times)
+        status, place = self._native.replay(len(self.calls), self._address, times)
         if status:
             raise failure(self.calls[place].name, status)
 
