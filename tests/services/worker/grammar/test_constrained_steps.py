@@ -7,6 +7,7 @@ before they are masked.
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -273,6 +274,19 @@ def test_penalties_and_bias_choose_among_what_the_grammar_allows(bench: Bench) -
     )
     scheduler.run()
     assert bench.text(one) == "b"
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_logprobs_under_a_grammar_are_finite_numbers(bench: Bench, drafts: int) -> None:
+    """They are the model's own, of before the mask."""
+    scheduler = bench.scheduler(drafts=drafts)
+    one = bench.add(scheduler, schema(POINT), num_logprobs=2)
+    scheduler.run()
+    columns = [each for each in scheduler.logprobs if each is not None]
+    assert sum(len(each.sampled_logprobs) for each in columns) == len(one.outputs)
+    for each in columns:
+        assert np.isfinite(each.sampled_logprobs).all()
+        assert np.isfinite(each.top_logprobs).all()
 
 
 def test_without_end_tokens_the_text_stays_what_it_is(bench: Bench) -> None:
