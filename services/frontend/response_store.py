@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from shared.log import get_logger
+
 T = TypeVar("T")
+
+_logger = get_logger(__name__)
 
 _BUSY_S: Final = 5.0
 _TABLE: Final = """
@@ -127,8 +131,15 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
 
     async def put(self, response_id: str, tenant: str, stored: StoredResponse) -> bool:
-        """Keep a response; false when it alone is too large."""
-        return await self._do(lambda: self._table.put(response_id, tenant, stored, time.time()))
+        """Keep a response; false when it alone is too large, or the file takes no more.
+
+        Whoever waits for the answer gets it all the same.
+        """
+        try:
+            return await self._do(lambda: self._table.put(response_id, tenant, stored, time.time()))
+        except sqlite3.Error as error:
+            _logger.warning("response not kept: %s", error, extra={"request_id": response_id})
+            return False
 
     async def get(self, response_id: str, tenant: str) -> StoredResponse | None:
         """A response of this tenant that is still there."""

@@ -93,3 +93,13 @@ async def test_the_store_works_behind_a_thread_and_ends() -> None:
     assert await store.get("r1", "") == stored()
     assert await store.delete("r1", "")
     store.close()
+
+
+async def test_a_file_that_takes_no_more_costs_nobody_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "responses.db"
+    store = ResponseStore(path, BOUNDS)
+    other = sqlite3.connect(path)
+    other.execute("DROP TABLE responses")
+    other.close()
+    assert not await store.put("r1", "", stored())
+    store.close()
