@@ -221,7 +221,7 @@ class Batch:
                     f"row {sequence.row} has its {sequence.total_limit} tokens and was not ended"
                 )
             return False
-        needed, is_certain = self._needed_blocks(sequence)
+        needed, is_certain = self.holdings.needed_blocks(sequence)
         holdings = self.holdings
         while holdings.num_free_blocks < needed:
             if not is_certain or holdings.num_free_blocks + self._num_coming_back() >= needed:
@@ -237,24 +237,6 @@ class Batch:
         self._naming.note_growth(sequence)
         self._set_plan_limit(sequence)
         return True
-
-    def _needed_blocks(self, sequence: Sequence) -> tuple[int, bool]:
-        """Blocks to take now, and whether the sequence surely cannot go on without them.
-
-        Room for drafts is taken where it is free. Otherwise there must be room for the next token,
-        wherever the plan in flight leaves the sequence; its result tells where that is.
-        """
-        limits, last = self.limits, sequence.total_limit - 1
-        num_positions = max(sequence.num_planned_tokens + 1, sequence.num_tokens)
-        num_blocks = len(sequence.blocks)
-        most = min(num_positions + limits.num_lookahead_tokens, last)
-        needed = limits.blocks_for(most) - num_blocks
-        if needed <= self.holdings.num_free_blocks or not limits.num_speculative_tokens:
-            return needed, True
-        is_in_flight = self.holdings.is_in_flight(sequence)
-        if is_in_flight:
-            num_positions = min(num_positions + limits.num_speculative_tokens, last)
-        return limits.blocks_for(num_positions) - num_blocks, not is_in_flight
 
     def _num_coming_back(self) -> int:
         """Blocks that the results of the plans in flight surely set free."""

@@ -60,6 +60,24 @@ class Holdings:
         self._pool.hold(cached)
         sequence.blocks = list(cached)
 
+    def needed_blocks(self, sequence: Sequence) -> tuple[int, bool]:
+        """Blocks to take now, and whether the sequence surely cannot go on without them.
+
+        Room for drafts is taken where it is free. Otherwise there must be room for the next token,
+        wherever the plan in flight leaves the sequence; its result tells where that is.
+        """
+        limits, last = self._limits, sequence.total_limit - 1
+        num_positions = max(sequence.num_planned_tokens + 1, sequence.num_tokens)
+        num_blocks = len(sequence.blocks)
+        most = min(num_positions + limits.num_lookahead_tokens, last)
+        needed = limits.blocks_for(most) - num_blocks
+        if needed <= self.num_free_blocks or not limits.num_speculative_tokens:
+            return needed, True
+        is_in_flight = self.is_in_flight(sequence)
+        if is_in_flight:
+            num_positions = min(num_positions + limits.num_speculative_tokens, last)
+        return limits.blocks_for(num_positions) - num_blocks, not is_in_flight
+
     def take_blocks(self, sequence: Sequence, count: int) -> None:
         """Append `count` blocks to the table of a sequence."""
         sequence.blocks += self._pool.allocate(count)
