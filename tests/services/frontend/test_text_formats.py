@@ -1,9 +1,12 @@
 """The form of the text, in each of the ways that clients know."""
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.frontend.errors import ApiError
 from services.frontend.schemas.chat import ChatRequest
@@ -186,3 +189,24 @@ def test_schemas_are_bounded_in_depth_and_size() -> None:
         read(response_format=json_schema(schema=deep))
     with pytest.raises(ApiError, match="more than"):
         read(structured_outputs={"regex": "a" * (MAX_CONSTRAINT_BYTES + 1)})
+
+
+NAMES = st.sampled_from(
+    ["type", "json_schema", "schema", "name", "strict", "json", "regex", "choice", "format"]
+)
+FIELDS = st.sampled_from(
+    ["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"]
+)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(given_fields=st.dictionaries(FIELDS, JSON_VALUES, min_size=1, max_size=2))
+def test_whatever_is_sent_it_is_a_form_or_a_400(given_fields: dict[str, Any]) -> None:
+    with contextlib.suppress(ApiError):
+        form, param = read(**given_fields)
+        assert (form is None) == (not param)
