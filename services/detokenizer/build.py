@@ -130,6 +130,7 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
         keeps_logprobs=spec.include_logprobs,
         keeps_ids=spec.return_token_ids or spec.object_kind is ObjectKind.TOKENS,
         hides_reasoning=not spec.include_reasoning,
+        is_prompt_only=spec.is_prompt_only,
         # A named call is no reason of its own in a chat; a message says what it ends with.
         is_named_call=spec.tool_choice is ToolChoice.NAMED and not spec.object_kind.is_ordered,
     )

@@ -81,6 +81,8 @@ class ChoiceRules:
     keeps_ids: bool = False
     # Reasoning is not shown: neither its logprobs nor its ids.
     hides_reasoning: bool = False
+    # Nothing that is generated is shown or counted.
+    is_prompt_only: bool = False
     # A named tool was asked for: its call is no reason of its own.
     is_named_call: bool = False
 
@@ -135,6 +137,8 @@ class Choice:
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """The next tokens; ignored once the choice has ended."""
         self.num_received += len(ids)
+        if self.rules.is_prompt_only:
+            return
         rules, keeps_more = self.rules, self.rules.keeps_ids or self.rules.keeps_logprobs
         for position, token in enumerate(ids):
             if self.end is not None or (self._waiting >= 0 and self._push_waiting()):
@@ -164,7 +168,7 @@ class Choice:
         self.num_accepted_tokens = finished.stats.num_accepted_tokens
         if self.end is not None:
             return
-        is_stop = finished.reason is FinishReason.STOP
+        is_stop = finished.reason is FinishReason.STOP and not self.rules.is_prompt_only
         last = self._waiting
         if last >= 0 and (not is_stop or self.rules.shows_stop_token) and self._push_waiting():
             return

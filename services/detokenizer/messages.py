@@ -83,6 +83,7 @@ class OutputSpec:
     include_text: bool = False
     include_sealed_reasoning: bool = False
     include_prompt_logprobs: bool = False
+    is_prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

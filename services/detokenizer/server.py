@@ -379,6 +379,7 @@ def _output_from_proto(message: detokenizer_pb2.OutputSpec) -> OutputSpec:
         include_text=message.include_text,
         include_sealed_reasoning=message.include_sealed_reasoning,
         include_prompt_logprobs=message.include_prompt_logprobs,
+        is_prompt_only=message.is_prompt_only,
     )
 
 

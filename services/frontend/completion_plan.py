@@ -60,6 +60,12 @@ async def prepare_completion(
     """Check, encode and resolve a parsed body."""
     given = prompts_of(request)
     unknown = check_common(gateway, request, num_prompts=len(given))
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid(
+            "Invalid 'max_tokens': 0 is only allowed with 'echo': true.",
+            "max_tokens",
+            "integer_below_min_value",
+        )
     form, form_param = text_format_of(request)
     prompts = await _encode(gateway, request, given, visit)
     sampling = _sampling(gateway, request, prompts)
@@ -128,7 +134,8 @@ def _sampling(
 ) -> SamplingSpec:
     # One bound holds for all prompts, so the longest one decides.
     max_tokens = resolve_max_tokens(
-        request.max_tokens,
+        # The mesh generates at least one token; of a prompt alone it is not shown.
+        1 if request.max_tokens == 0 else request.max_tokens,
         num_prompt=max(map(len, prompts)),
         limit=gateway.max_model_len,
         default=DEFAULT_MAX_TOKENS,
@@ -178,5 +185,6 @@ def _output(
         return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
         echo_texts=echoes,
         include_prompt_logprobs=_measured(request) is not None,
+        is_prompt_only=request.max_tokens == 0,
         num_choices_per_prompt=request.n or 1,
     )

@@ -293,5 +293,6 @@ def _output_to_proto(output: OutputPlan) -> detokenizer_pb2.OutputSpec:
         keep_object=output.keep_object,
         include_sealed_reasoning=output.include_sealed_reasoning,
         include_prompt_logprobs=output.include_prompt_logprobs,
+        is_prompt_only=output.is_prompt_only,
         include_text=output.include_text,
     )

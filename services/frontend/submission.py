@@ -70,6 +70,8 @@ class OutputPlan:
     keep_object: bool = False
     include_sealed_reasoning: bool = False
     include_prompt_logprobs: bool = False
+    # The echo alone is shown. Of completions only.
+    is_prompt_only: bool = False
     # Text beside the ids. Of tokens only.
     include_text: bool = False
     # Consecutive choices that share a prompt, which usage counts once; 0: all of a chat.

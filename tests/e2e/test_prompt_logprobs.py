@@ -32,6 +32,20 @@ def test_generated_tokens_are_worth_as_a_prompt_what_they_were_as_output(nano: M
     assert echoed[len(ids) - len(output) : -1] == pytest.approx(output, abs=TOLERANCE)
 
 
+def test_a_prompt_alone_is_measured_and_nothing_else(nano: Mesh) -> None:
+    client = nano.client()
+    ask: Any = {**ASK, "prompt": "The quick brown fox", "echo": True, "logprobs": 0}
+    alone = client.completions.create(**ask, max_tokens=0)
+    longer = client.completions.create(**ask, max_tokens=1)
+    assert alone.choices[0].text == "The quick brown fox"
+    assert alone.usage is not None
+    assert alone.usage.completion_tokens == 0
+    assert alone.choices[0].logprobs is not None
+    assert longer.choices[0].logprobs is not None
+    assert longer.choices[0].logprobs.tokens is not None
+    assert alone.choices[0].logprobs.tokens == longer.choices[0].logprobs.tokens[:-1]
+
+
 def test_measuring_a_prompt_changes_no_answer(nano: Mesh) -> None:
     client = nano.client()
     ask: Any = {**ASK, "prompt": "The quick brown fox", "max_tokens": 8}

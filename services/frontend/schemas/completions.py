@@ -74,6 +74,9 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompt = Field(description=f"One prompt or up to {MAX_PROMPTS}.")
     echo: bool | None = Field(None, description="Put the prompt before the output.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Most tokens to generate; 0 with `echo`: the prompt alone."
+    )
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Alternatives to report per token."
     )

@@ -144,3 +144,15 @@ def test_a_measured_prompt_stands_in_its_choice_by_ids() -> None:
         "2": {"logprob": -0.5, "rank": 1, "decoded_token": "\x02"},
     }
     assert len(shown) == 3
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_prompt_alone_shows_nothing_that_was_generated(is_stream: bool) -> None:
+    options: Any = {"echo_texts": ("\x01\x02\x03",), "include_logprobs": True}
+    shown = measured(is_stream=is_stream, is_prompt_only=True, **options)
+    if is_stream:
+        (chunk, _) = shown
+        shown = chunk["choices"][0]
+    assert shown["text"] == "\x01\x02\x03"
+    assert shown["logprobs"]["tokens"] == ["\x01", "\x02", "\x03"]
+    assert shown["finish_reason"] == "length"

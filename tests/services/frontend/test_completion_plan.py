@@ -29,7 +29,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [5] * 8192}, "prompt", "context_length_exceeded"),
     ({"prompt": [5] * 8191, "max_tokens": 2}, "prompt", "context_length_exceeded"),
     ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
-    ({"max_tokens": 0, "echo": True}, "max_tokens", "integer_below_min_value"),
+    ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    ({"max_tokens": -1, "echo": True}, "max_tokens", "integer_below_min_value"),
     ({"suffix": "x"}, "suffix", "unsupported_value"),
     ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
@@ -139,6 +140,13 @@ async def test_prompts_are_measured_as_far_as_somebody_asks(mesh: Mesh) -> None:
     assert asked == [2, 0, 3, None, 4]
     shown = [s.submit.output.include_prompt_logprobs for s in mesh.fake.submits]
     assert shown == [True, True, True, False, True]
+
+
+async def test_a_prompt_alone_is_asked_for_by_no_tokens(mesh: Mesh) -> None:
+    await mesh.complete(echo=True, max_tokens=0, logprobs=1)
+    submit = mesh.fake.submits[0].submit
+    assert (submit.sampling.max_tokens, submit.output.is_prompt_only) == (1, True)
+    assert submit.sampling.num_prompt_logprobs == 1
 
 
 class TestReplay:

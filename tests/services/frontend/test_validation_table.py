@@ -177,7 +177,8 @@ COMPLETIONS = [
     bad({"suffix": "x"}, "suffix", "unsupported_value"),
     bad({"logprobs": 21}, "logprobs", "integer_above_max_value"),
     bad({"stream": True, "use_beam_search": True}, "use_beam_search", "unsupported_value"),
-    bad({"max_tokens": 0}, "max_tokens", "integer_below_min_value", "200 with echo"),
+    bad({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    fine({"max_tokens": 0, "echo": True}),
 ]
 
 
