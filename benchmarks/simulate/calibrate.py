@@ -33,9 +33,9 @@ from services.scheduler.plan import Capacity
 ROOT: Final = Path(__file__).resolve().parents[2]
 MAX_SEQS: Final = 64
 MAX_TOKENS: Final = 2048
-# Clients and requests of the phases of the first run, and the second run.
-PHASES: Final = ((1, 4), (4, 16), (16, 48), (48, 96))
-FIRST_WORDS: Final = 60
+# Clients, requests and words of a prompt, in the phases of the first run; long prompts are among
+# them since a token of one costs more. Clients and requests of the second run.
+PHASES: Final = ((1, 4, 60), (4, 16, 60), (16, 32, 400), (16, 48, 60), (48, 96, 150))
 FIRST_TOKENS: Final = 48
 SECOND: Final = (32, 96)
 SECOND_WORDS: Final = 240
@@ -111,12 +111,14 @@ def calibrate() -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="cal") as run_dir,
         running_mesh(*flags, "--run-dir", run_dir) as mesh,
     ):
-        _load(mesh.port, (8, 16), FIRST_WORDS, 16)  # warm
+        _load(mesh.port, (8, 16), 60, 16)  # warm
         watcher = Watcher(f"unix:{run_dir}/scheduler.sock")
-        alone = _load(mesh.port, PHASES[0], FIRST_WORDS, FIRST_TOKENS)
-        for phase in PHASES[1:]:
+        alone = _load(mesh.port, PHASES[0][:2], PHASES[0][2], FIRST_TOKENS)
+        time.sleep(0.3)
+        num_alone = watcher.looks[-1].num_prompt_tokens - watcher.looks[0].num_prompt_tokens
+        for *clients, words in PHASES[1:]:
             watcher.pause()
-            _load(mesh.port, phase, FIRST_WORDS, FIRST_TOKENS)
+            _load(mesh.port, (clients[0], clients[1]), words, FIRST_TOKENS)
         watcher.pause()
         first = list(watcher.looks)
         measured = _load(mesh.port, SECOND, SECOND_WORDS, SECOND_TOKENS)
@@ -124,8 +126,7 @@ def calibrate() -> dict[str, object]:
         second = watcher.looks[len(first) :]
         watcher.stop()
     device = fit(first)
-    num_first = sum(requests for _, requests in PHASES)
-    prompt = (first[-1].num_prompt_tokens - first[0].num_prompt_tokens) / num_first
+    prompt = num_alone / PHASES[0][1]
     step_s = device.per_step_s + device.per_row_s + device.per_prompt_token_s * prompt
     front_s = max(0.0, alone["ttft_ms_p50"] / 1000 - step_s)
     num_prompt = (second[-1].num_prompt_tokens - first[-1].num_prompt_tokens) / SECOND[1]
