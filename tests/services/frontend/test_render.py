@@ -33,7 +33,8 @@ async def test_a_short_prompt_is_rendered_on_the_loop(renderer: Renderer) -> Non
     prompt = await renderer.render_chat(chat(), num_bytes=10, limit=100)
     assert prompt.text.endswith("<|user|>Hi<|assistant|><think>")
     assert prompt.starts_in_reasoning
-    assert threading.active_count() == threads
+    # Threads of earlier tests may end meanwhile.
+    assert threading.active_count() <= threads
 
 
 async def test_a_long_prompt_leaves_the_loop_free(renderer: Renderer) -> None:
