@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from services.scheduler.holders import Holders
+
 # Changes that are kept: minutes of a busy scheduler.
 NUM_KEPT: Final = 16_384
 
@@ -60,13 +62,18 @@ class CacheLog:
     Args:
         read_caches: What is cached now, for snapshots.
         num_kept: Changes that are kept.
+        holders: Follows the changes; None where nobody asks which replica holds what.
     """
 
     def __init__(
-        self, read_caches: Callable[[], list[CachedBlock]], num_kept: int = NUM_KEPT
+        self,
+        read_caches: Callable[[], list[CachedBlock]],
+        num_kept: int = NUM_KEPT,
+        holders: Holders | None = None,
     ) -> None:
         """Nothing has changed."""
         self.number = 0
+        self._holders = holders
         self._read_caches = read_caches
         # Replica, change, hash, parent; the last one has `number`.
         self._kept: deque[tuple[int, CacheChange, bytes, bytes]] = deque(maxlen=num_kept)
@@ -75,16 +82,22 @@ class CacheLog:
         """A block can be hit."""
         self.number += 1
         self._kept.append((replica, CacheChange.STORED, block_hash, parent_hash))
+        if self._holders is not None:
+            self._holders.stored(replica, block_hash)
 
     def removed(self, replica: int, block_hash: bytes) -> None:
         """A block can be hit no more."""
         self.number += 1
         self._kept.append((replica, CacheChange.REMOVED, block_hash, b""))
+        if self._holders is not None:
+            self._holders.removed(replica, block_hash)
 
     def cleared(self, replica: int) -> None:
         """No block of the replica can be hit any more."""
         self.number += 1
         self._kept.append((replica, CacheChange.CLEARED, b"", b""))
+        if self._holders is not None:
+            self._holders.cleared(replica)
 
     def read(self, after: int | None) -> CacheUpdate:
         """What a reader who knows everything up to number `after` is to be told next.

@@ -20,6 +20,7 @@ from services.scheduler.backlog import Backlog, check_first_token, check_room
 from services.scheduler.batch import Batch
 from services.scheduler.cache_events import CachedBlock, CacheLog
 from services.scheduler.deadlines import Deadlines
+from services.scheduler.holders import Holders
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
@@ -56,16 +57,17 @@ class SchedulerCore:
     def __init__(self, config: CoreConfig, num_replicas: int = 1) -> None:
         """No worker, no sequences."""
         self._config = config
-        self.cache_log = CacheLog(self._named_blocks)
         self._limits: Limits | None = None
         self._policy = Policy(config)
         self._waiting = WaitingQueue(self._policy)
         is_single = num_replicas == 1
+        holders = None if is_single else Holders()
+        self.cache_log = CacheLog(self._named_blocks, holders=holders)
         self._replicas = [
             Replica(self._waiting if is_single else WaitingQueue(self._policy))
             for _ in range(num_replicas)
         ]
-        self._placer = Placer(self._waiting, self._replicas)
+        self._placer = Placer(self._waiting, self._replicas, holders)
         self._pace = QueuePace()
         # A single replica has nothing to choose: all that waits is placed.
         self._unplaced = 0 if is_single else NOWHERE

@@ -1,15 +1,17 @@
 """Gives what waits to replicas that have room, in the order of the queue.
 
 A replica asks before each of its plans. What it, and what waits, looked like when nobody could be
-placed is remembered, so that a queue that has to wait costs a comparison and no more.
+placed is remembered, so that a queue that has to wait costs a comparison and no more. What the
+replicas hold of a sequence is looked up when one of them has room for it: once, mostly.
 """
 
 from collections.abc import Sequence as ListOf
 
+from services.scheduler.holders import Holders
 from services.scheduler.passing import Passing
 from services.scheduler.placement import ReplicaWork, choose_replica
 from services.scheduler.replica import Replica, blocks_to_start
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import NOWHERE, Sequence
 from services.scheduler.waiting import WaitingQueue
 
 # So many that wait are looked at in a round: the next one, and those that may pass it.
@@ -22,10 +24,17 @@ class Placer:
     Args:
         waiting: Sequences that belong to no replica yet.
         replicas: All of them.
+        holders: What their prefix caches hold; None where that is not to matter.
     """
 
-    def __init__(self, waiting: WaitingQueue, replicas: ListOf[Replica]) -> None:
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        replicas: ListOf[Replica],
+        holders: Holders | None = None,
+    ) -> None:
         """Nothing was placed."""
+        self._holders = holders
         self._waiting = waiting
         self._replicas = replicas
         # What each replica, and the queue, was like when the last round placed nobody.
@@ -61,13 +70,31 @@ class Placer:
         if limits is None:
             return False
         needed = blocks_to_start(sequence, limits)
-        number = choose_replica(works, needed) if passing.allows(needed) else None
-        if number is None:
+        if not passing.allows(needed) or not any(work and work.has_room(needed) for work in works):
             passing.stop(sequence, needed)
             return False
+        hits = self._hit_tokens(sequence)
+        number = choose_replica(works, needed, sequence.num_tokens, hits)
+        assert number is not None, "a replica had room"
         passing.note(needed)
         self._waiting.take(sequence, now)
         sequence.replica = number
-        self._replicas[number].waiting.add(sequence, now, needed)
+        self._replicas[number].waiting.add(sequence, now, needed, hits[number] if hits else 0)
         works[number] = self._replicas[number].work()
         return True
+
+    def _hit_tokens(self, sequence: Sequence) -> list[int]:
+        """Tokens of a sequence that each replica holds; empty where that does not matter."""
+        batch = next((replica.batch for replica in self._replicas if replica.batch), None)
+        if self._holders is None or batch is None:
+            return []
+        names = batch.cache.names_of(sequence)
+        hits = self._holders.num_hits(names, len(self._replicas))
+        size = batch.limits.block_size
+        first = sequence.request.live[0]
+        is_sibling = first is not sequence and first.replica != NOWHERE
+        if is_sibling and first.prompt_token_ids == sequence.prompt_token_ids:
+            # The prompt is computed there, or about to be: its siblings wait for it there.
+            own = (len(first.prompt_token_ids) - 1) // size if batch.cache.is_enabled else 0
+            hits[first.replica] = max(hits[first.replica], own)
+        return [num_blocks * size for num_blocks in hits]

@@ -13,6 +13,7 @@ Laws
 """
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from itertools import islice
@@ -124,6 +125,18 @@ class PrefixCache:
         if found is not None:
             sequence.found = found
         return count * self._limits.block_size
+
+    def names_of(self, sequence: Sequence) -> Iterator[bytes]:
+        """Names of the blocks that a waiting sequence may share; hashed as far as they are read."""
+        if not self.is_enabled or _reads_nothing(sequence.sampling):
+            return
+        hashes = self.hashes_of(sequence)
+        num_blocks = (sequence.num_tokens - 1) // self._limits.block_size
+        for index in range(num_blocks):
+            if index == len(hashes.known):
+                ahead = min(num_blocks, index + NUM_HASHED)
+                hashes.extend(ahead, sequence.prompt_token_ids, sequence.output_token_ids)
+            yield hashes.known[index]
 
     def hashes_of(self, sequence: Sequence) -> BlockHashes:
         """The names of a sequence's blocks, for this model."""

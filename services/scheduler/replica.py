@@ -59,11 +59,17 @@ class Replica:
         limits, waiting = batch.limits, self.waiting
         return ReplicaWork(
             num_sequences=len(batch.running) + len(waiting),
-            num_tokens=len(batch.running) + batch.num_catch_up_tokens + waiting.num_tokens,
+            num_tokens=(
+                len(batch.running)
+                + batch.num_catch_up_tokens
+                + waiting.num_tokens
+                - waiting.num_hit_tokens
+            ),
             num_free_blocks=batch.holdings.num_free_blocks - waiting.num_blocks,
             num_total_blocks=batch.holdings.num_total_blocks,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            num_named_blocks=batch.cache.num_named,
         )
 
     def load(self) -> ReplicaLoad:

@@ -39,12 +39,15 @@ class WaitingQueue:
     def __init__(self, policy: Policy | None = None) -> None:
         """An empty queue."""
         self.policy = Policy(CoreConfig()) if policy is None else policy
-        # Tokens and blocks counted for the sequence; a late token of a preempted one may add more.
-        self._counted: dict[Sequence, tuple[int, int]] = {}
+        # Tokens, blocks and hits counted for the sequence; a late token of a preempted one may
+        # add more.
+        self._counted: dict[Sequence, tuple[int, int, int]] = {}
         self._lanes: dict[LaneName, _Lane] = {}
         self.num_tokens = 0
         # Blocks that they take when they start, as far as who added them said.
         self.num_blocks = 0
+        # Tokens of them that are computed already, as far as who added them said.
+        self.num_hit_tokens = 0
         # Grows with every change.
         self.version = 0
 
@@ -57,13 +60,14 @@ class WaitingQueue:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._counted
 
-    def add(self, sequence: Sequence, now: float, num_blocks: int = 0) -> None:
-        """A sequence waits from now on, for a row and so many blocks."""
+    def add(self, sequence: Sequence, now: float, num_blocks: int = 0, num_hits: int = 0) -> None:
+        """A sequence waits from now on, for a row and so many blocks; some tokens are computed."""
         sequence.waits_since = now
         self.policy.number(sequence)
-        self._counted[sequence] = (sequence.num_tokens, num_blocks)
+        self._counted[sequence] = (sequence.num_tokens, num_blocks, num_hits)
         self.num_tokens += sequence.num_tokens
         self.num_blocks += num_blocks
+        self.num_hit_tokens += num_hits
         self.version += 1
         name = self.policy.lane_of(sequence)
         lane = self._lanes.get(name)
@@ -73,9 +77,10 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands."""
-        num_tokens, num_blocks = self._counted.pop(sequence)
+        num_tokens, num_blocks, num_hits = self._counted.pop(sequence)
         self.num_tokens -= num_tokens
         self.num_blocks -= num_blocks
+        self.num_hit_tokens -= num_hits
         self.version += 1
         lane = self._lanes[self.policy.lane_of(sequence)]
         del lane.entries[bisect_left(lane.entries, self._entry(sequence))]

@@ -57,4 +57,46 @@ def test_the_choice_always_has_room_and_no_other_with_room_costs_less(
         assert not fitting
     else:
         assert replicas[chosen].has_room(num_blocks)
-        assert replicas[chosen].cost == min(one.cost for one in fitting)
+        assert replicas[chosen].cost() == min(one.cost() for one in fitting)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "hits", "chosen"),
+    [
+        ([work(), work()], [0, 40], 1),
+        # Tokens that the hit saves weigh as much as two that wait there, and no more.
+        ([work(), work(num_tokens=79)], [0, 40], 1),
+        ([work(), work(num_tokens=81)], [0, 40], 0),
+        ([work(), work(num_free_blocks=10)], [0, 20], 0),
+        ([work(), None], [0, 40], 0),
+        ([work(), work(num_sequences=4)], [0, 40], 0),
+        # Those that cost the same: where least is cached.
+        ([work(num_named_blocks=5), work(num_named_blocks=4)], [0, 0], 1),
+    ],
+)
+def test_tokens_that_a_replica_holds_are_no_work_there(
+    replicas: list[ReplicaWork | None], hits: list[int], chosen: int
+) -> None:
+    assert choose_replica(replicas, 2, 48, hits) == chosen
+
+
+@given(
+    num_replicas=st.integers(1, 8),
+    num_arrivals=st.integers(1, 200),
+    max_num_seqs=st.sampled_from([4, 16, 64]),
+)
+def test_a_start_that_everybody_has_piles_up_nowhere(
+    num_replicas: int, num_arrivals: int, max_num_seqs: int
+) -> None:
+    """One replica holds all of it, so the hit outweighs whatever else there is to do."""
+    counts = [0] * num_replicas
+    for _ in range(min(num_arrivals, num_replicas * max_num_seqs)):
+        replicas: list[ReplicaWork | None] = [
+            work(num_sequences=count, num_tokens=count, max_num_seqs=max_num_seqs)
+            for count in counts
+        ]
+        chosen = choose_replica(replicas, 1, 10_000, [10_000] + [0] * (num_replicas - 1))
+        assert chosen is not None
+        counts[chosen] += 1
+        mean = sum(counts) / num_replicas
+        assert max(counts) <= 1.25 * mean + max_num_seqs / 16 + 1
