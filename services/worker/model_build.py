@@ -115,7 +115,9 @@ def build_model_executor(
 def _own_grammars(path: Path, tokens: TokenSource | None) -> GrammarCompiler:
     """Those of a rank that answers nobody; where it samples they are needed within a step."""
     grammars = GrammarCompiler.of_checkpoint(path)
-    if tokens is not None and tokens.is_sampling:
+    # Without a tokenizer, as `num_known_ids` allows, constraints are refused when they come.
+    has_tokenizer = (path / "tokenizer.json").exists()
+    if has_tokenizer and tokens is not None and tokens.is_sampling:
         grammars.load()
     return grammars
 
