@@ -17,12 +17,32 @@ from shared import log
 from shared.config import ProcessSettings, shown
 from shared.errors import FailureReason, RequestError
 from shared.rpc import Server, build_server
+from shared.sampling import ReplicaLoad
+from shared.wire import replica_to_proto
 
 CONTRACT_MINOR: Final = 1
 MAX_RECEIVE_MIB: Final = 1
 
 _SERVICE_NAME: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _logger = log.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """What a scheduler tells about one worker group; fields of glm.v1.ReplicaStatus."""
+
+    load: ReplicaLoad
+    last_step_age_ms: int | None = None
+
+    @property
+    def state(self) -> str:
+        """In a word, what it is doing."""
+        load = self.load
+        if not load.is_ready:
+            return "lost"
+        if load.is_draining:
+            return "draining" if load.num_running or load.num_waiting else "drained"
+        return "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +53,7 @@ class AdminStatus:
     is_draining: bool = False
     not_serving_reason: str = ""
     last_step_age_ms: int | None = None
+    replicas: Sequence[ReplicaStatus] = ()
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -44,11 +65,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         status_source: Callable[[], AdminStatus],
         drain: Callable[[], None],
         settings: ProcessSettings,
+        drain_replica: Callable[[int, bool], int] | None = None,
     ) -> None:
         """Keep where the answers come from."""
         self._service = service
         self._status_source = status_source
         self._drain = drain
+        self._drain_replica = drain_replica
         self._settings = shown(settings)
         self._started = time.monotonic()
 
@@ -70,6 +93,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 admin_pb2.Setting(name=name, value=value) for name, value in self._settings.items()
             ],
             num_tasks=len(asyncio.all_tasks()),
+            replicas=[
+                admin_pb2.ReplicaStatus(
+                    replica=number,
+                    state=replica.state,
+                    load=replica_to_proto(replica.load),
+                    last_step_age_ms=replica.last_step_age_ms,
+                )
+                for number, replica in enumerate(status.replicas)
+            ],
         )
 
     async def Drain(
@@ -79,6 +111,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         _logger.info("drain asked for by an operator")
         self._drain()
         return admin_pb2.DrainResponse(num_live=self._status_source().num_live)
+
+    async def DrainReplica(
+        self, request: admin_pb2.DrainReplicaRequest, context: object
+    ) -> admin_pb2.DrainReplicaResponse:
+        """Give one replica nothing new, or undo that."""
+        if self._drain_replica is None:
+            text = f"the {self._service} has no replicas"
+            raise RequestError(FailureReason.INVALID_ARGUMENT, text, field="replica")
+        num_live = self._drain_replica(request.replica, request.is_draining)
+        return admin_pb2.DrainReplicaResponse(num_live=num_live)
 
     async def SetLogLevel(
         self, request: admin_pb2.SetLogLevelRequest, context: object
@@ -100,6 +142,7 @@ async def start_admin(
     settings: ProcessSettings,
     *,
     described: Sequence[str] = (),
+    drain_replica: Callable[[int, bool], int] | None = None,
 ) -> Server:
     """Serve AdminService and reflection on `address`; the caller stops the server.
 
@@ -110,9 +153,11 @@ async def start_admin(
         drain: Called for Drain; idempotent.
         settings: Shown with secrets blanked.
         described: Full names of the process's other services, for reflection.
+        drain_replica: Called for DrainReplica with its number and whether it drains; returns what
+            is live there. None where there are no replicas.
     """
     server = build_server(address=address, max_receive_mib=MAX_RECEIVE_MIB)
-    servicer = AdminServicer(service, status_source, drain, settings)
+    servicer = AdminServicer(service, status_source, drain, settings, drain_replica)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     names = (_SERVICE_NAME, reflection.SERVICE_NAME, *described)
     reflection.enable_server_reflection(names, server)

@@ -106,6 +106,7 @@ class ReplicaLoad:
     num_cached_blocks: int = 0
     num_prefix_cache_queries_total: int = 0
     num_prefix_cache_hits_total: int = 0
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shared.admin import AdminStatus, start_admin
+from shared.admin import AdminStatus, ReplicaStatus, start_admin
 from shared.config import ServiceSettings
 from shared.errors import FailureReason, RequestError
 from shared.health import HealthThread
@@ -30,12 +30,15 @@ _logger = get_logger(__name__)
 class Work:
     """What a service tells its sides about its work.
 
-    `refuse_new` is idempotent; `num_live` counts what has not ended.
+    `refuse_new` is idempotent; `num_live` counts what has not ended; `replicas` and `drain_replica`
+    are those of `admin.py`.
     """
 
     num_live: Callable[[], int]
     refuse_new: Callable[[], None]
     last_step_age_s: Callable[[], float | None] = lambda: None
+    replicas: Callable[[], Sequence[ReplicaStatus]] = tuple
+    drain_replica: Callable[[int, bool], int] | None = None
 
 
 def freeze_heap() -> None:
@@ -139,6 +142,7 @@ class ServiceSides:
                 self.drain,
                 settings,
                 described=(self._service_name, *self._further_services),
+                drain_replica=self._work.drain_replica,
             )
             stack.push_async_callback(admin.stop, ADMIN_GRACE_S)
 
@@ -177,6 +181,7 @@ class ServiceSides:
             is_draining=self._is_draining,
             not_serving_reason=self.reason,
             last_step_age_ms=None if age_s is None else int(age_s * 1000),
+            replicas=self._work.replicas(),
         )
 
     def _show(self) -> None:

@@ -236,11 +236,13 @@ def stats_from_proto(message: common_pb2.SequenceStats) -> SequenceStats:
 def load_to_proto(load: LoadSnapshot) -> common_pb2.LoadSnapshot:
     """A snapshot as its message."""
     fields = {name: getattr(load, name) for name in _LOAD_FIELDS}
-    replicas = [
-        common_pb2.ReplicaLoad(**{name: getattr(one, name) for name in _REPLICA_FIELDS})
-        for one in load.replicas
-    ]
+    replicas = [replica_to_proto(one) for one in load.replicas]
     return common_pb2.LoadSnapshot(**fields | {"replicas": replicas})
+
+
+def replica_to_proto(load: ReplicaLoad) -> common_pb2.ReplicaLoad:
+    """The load of one replica as its message."""
+    return common_pb2.ReplicaLoad(**{name: getattr(load, name) for name in _REPLICA_FIELDS})
 
 
 def load_from_proto(message: common_pb2.LoadSnapshot) -> LoadSnapshot:

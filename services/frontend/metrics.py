@@ -17,6 +17,7 @@ _LATENCY_BUCKETS: Final = (
 # Field of `ReplicaLoad`, name of its series, what it tells.
 _REPLICA_SERIES: Final = (
     ("is_ready", "is_ready", "Whether the replica makes steps, 0 or 1."),
+    ("is_draining", "is_draining", "Whether it gets nothing new while another stands, 0 or 1."),
     ("num_running", "num_requests_running", "Sequences with a row in the replica."),
     ("num_waiting", "num_requests_waiting", "Sequences that wait for this replica."),
     ("num_free_blocks", "num_free_blocks", "KV blocks that can be handed out."),

@@ -218,6 +218,11 @@ class SchedulerCore:
             if not can_resume or sequence.num_losses >= MAX_LOSSES:
                 self._end(sequence, now, failure=error)
 
+    def drain_replica(self, replica: int, now: float, *, is_draining: bool) -> None:
+        """As `Placer.drain`; what leaves the replica waits for any of them."""
+        for sequence in self._placer.drain(replica, is_draining=is_draining):
+            self._wait_again(sequence, now)
+
     def _wait_again(self, sequence: Sequence, now: float) -> None:
         sequence.replica = self._unplaced
         sequence.last_step = 0

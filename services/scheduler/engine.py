@@ -22,6 +22,7 @@ from services.scheduler.plan import Capacity, StepResult, WorkerContractError, W
 from services.scheduler.preparing import Preparations, aborted
 from services.scheduler.spans import record_spans
 from shared import tracing
+from shared.admin import ReplicaStatus
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
@@ -142,6 +143,15 @@ class Engine:
         )
         self._show("draining")
 
+    def drain_replica(self, replica: int, is_draining: bool) -> int:
+        """Give a replica nothing new, or undo that; returns how many sequences it has."""
+        self._core.drain_replica(replica, self._clock(), is_draining=is_draining)
+        num_live = self._core.num_live_at(replica)
+        text = "drains" if is_draining else "takes requests"
+        _log.info("replica %d %s", replica, text, extra={"num_live": num_live})
+        self.notice()
+        return num_live
+
     def fail_all(self, error: RequestError) -> None:
         """End every live sequence, and tell the clients at once."""
         self._preparing.fail_all(error)
@@ -200,6 +210,15 @@ class Engine:
         """Seconds since the last result; None before the first."""
         latest = max((w.last_step_at for w in self._worlds if w.last_step_at), default=None)
         return None if latest is None else self._clock() - latest
+
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """What operators are told about each replica."""
+        steps = [world.last_step_at for world in self._worlds for _ in world.replicas]
+        now, loads = self._clock(), self._core.load().replicas
+        return [
+            ReplicaStatus(load=load, last_step_age_ms=int(1000 * (now - at)) if at else None)
+            for load, at in zip(loads, steps, strict=True)
+        ]
 
     # -- the loop ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from services.scheduler.placement import ReplicaWork, choose_replica
 from services.scheduler.replica import Replica, blocks_to_start
 from services.scheduler.sequence import NOWHERE, Sequence
 from services.scheduler.waiting import WaitingQueue
+from shared.errors import FailureReason, RequestError
 
 # So many that wait are looked at in a round: the next one, and those that may pass it.
 MAX_CANDIDATES = 8
@@ -44,10 +45,38 @@ class Placer:
         """Place as many as there is room for; `asking` is the replica that will plan."""
         if not len(self._waiting) or self._state(asking) == self._stopped_at[asking]:
             return
-        works = [replica.work() for replica in self._replicas]
+        works = [None if replica.is_draining else replica.work() for replica in self._replicas]
+        if not any(works):
+            # Nobody waits for a replica that is lost while one stands, draining or not.
+            works = [replica.work() for replica in self._replicas]
         while self._round(works, now):
             pass
         self._stopped_at = [self._state(number) for number in range(len(self._replicas))]
+
+    def drain(self, number: int, *, is_draining: bool) -> list[Sequence]:
+        """Give a replica nothing new, or undo that; returns what never ran there and has to leave.
+
+        Raises:
+            RequestError: There is no such replica, or none would be left.
+        """
+        if number >= len(self._replicas):
+            text = f"there is no replica {number}, {len(self._replicas) - 1} is the last"
+            raise RequestError(FailureReason.INVALID_ARGUMENT, text, field="replica")
+        drained = self._replicas[number]
+        others = [replica for replica in self._replicas if replica is not drained]
+        if not is_draining:
+            drained.is_draining = False
+        elif all(replica.is_draining for replica in others):
+            text = f"replica {number} is the last that takes requests: drain the scheduler instead"
+            raise RequestError(FailureReason.INVALID_ARGUMENT, text, field="replica")
+        else:
+            drained.is_draining = True
+        self._stopped_at = [()] * len(self._replicas)
+        # One that ran may still get tokens of a plan in flight: it ends there.
+        leaving = [s for s in drained.waiting if is_draining and not s.last_step]
+        for sequence in leaving:
+            drained.waiting.remove(sequence)
+        return leaving
 
     def _state(self, number: int) -> tuple[int, ...]:
         batch = self._replicas[number].batch

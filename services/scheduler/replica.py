@@ -30,13 +30,15 @@ _COMMON = (
 class Replica:
     """State of one worker group."""
 
-    __slots__ = ("batch", "clock", "limits", "past", "waiting")
+    __slots__ = ("batch", "clock", "is_draining", "limits", "past", "waiting")
 
     def __init__(self, waiting: WaitingQueue) -> None:
         """No epoch yet."""
         self.waiting = waiting
         self.batch: Batch | None = None
         self.clock = StepClock()
+        # It gets nothing new while another one stands; so in all its epochs.
+        self.is_draining = False
         # Of the epoch that stands, or stood last.
         self.limits: Limits | None = None
         # Counters of the epochs that are over.
@@ -85,6 +87,7 @@ class Replica:
             num_cached_blocks=counters.num_cached_blocks,
             num_prefix_cache_queries_total=counters.num_prefix_cache_queries_total,
             num_prefix_cache_hits_total=counters.num_prefix_cache_hits_total,
+            is_draining=self.is_draining,
         )
 
     def counters(self) -> LoadSnapshot:

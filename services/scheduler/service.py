@@ -36,6 +36,8 @@ class SchedulerService:
                 num_live=lambda: self._engine.num_live,
                 refuse_new=self._engine.drain,
                 last_step_age_s=self._engine.last_step_age_s,
+                replicas=self._engine.replica_statuses,
+                drain_replica=self._engine.drain_replica,
             ),
             reason="no worker reached yet",
             further_services=(CACHE_SERVICE_NAME,),

@@ -10,10 +10,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import Field, SecretStr
 
 from protos.glm.v1 import admin_pb2, admin_pb2_grpc, worker_pb2
-from shared.admin import AdminStatus, start_admin
+from shared.admin import AdminStatus, ReplicaStatus, start_admin
 from shared.config import ServiceSettings
 from shared.errors import FailureReason
 from shared.rpc import error_from_rpc, open_channel
+from shared.sampling import ReplicaLoad
 
 
 class Settings(ServiceSettings):
@@ -78,6 +79,57 @@ async def test_drain_is_passed_on_and_may_be_repeated(channel: grpc.aio.Channel)
         assert answer.num_live == 3
     status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
     assert status.is_draining
+
+
+@pytest.mark.parametrize(
+    ("load", "state"),
+    [
+        (ReplicaLoad(), "lost"),
+        (ReplicaLoad(is_draining=True), "lost"),
+        (ReplicaLoad(is_ready=True), "ready"),
+        (ReplicaLoad(is_ready=True, is_draining=True, num_running=1), "draining"),
+        (ReplicaLoad(is_ready=True, is_draining=True, num_waiting=1), "draining"),
+        (ReplicaLoad(is_ready=True, is_draining=True), "drained"),
+    ],
+)
+def test_the_state_of_a_replica_is_one_word(load: ReplicaLoad, state: str) -> None:
+    assert ReplicaStatus(load=load).state == state
+
+
+async def test_replicas_are_shown_and_drained_by_their_number(tmp_path: Path) -> None:
+    asked: list[tuple[int, bool]] = []
+    loads = [ReplicaLoad(is_ready=True, num_running=2, num_free_blocks=9), ReplicaLoad()]
+
+    def drain_replica(replica: int, is_draining: bool) -> int:
+        asked.append((replica, is_draining))
+        return 2
+
+    def status() -> AdminStatus:
+        replicas = [ReplicaStatus(load=loads[0], last_step_age_ms=7), ReplicaStatus(load=loads[1])]
+        return AdminStatus(replicas=replicas)
+
+    address, settings = f"unix:{tmp_path}/r", Settings(address="h:1")
+    server = await start_admin(
+        address, "scheduler", status, lambda: None, settings, drain_replica=drain_replica
+    )
+    async with open_channel(address) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        rows = (await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)).replicas
+        assert [(row.replica, row.state) for row in rows] == [(0, "ready"), (1, "lost")]
+        assert (rows[0].load.num_running, rows[0].load.num_free_blocks) == (2, 9)
+        assert (rows[0].last_step_age_ms, rows[1].HasField("last_step_age_ms")) == (7, False)
+        for is_draining in (True, False):
+            request = admin_pb2.DrainReplicaRequest(replica=1, is_draining=is_draining)
+            assert (await stub.DrainReplica(request, timeout=5)).num_live == 2
+    await server.stop(0)
+    assert asked == [(1, True), (1, False)]
+
+
+async def test_a_service_without_replicas_says_so(channel: grpc.aio.Channel) -> None:
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError, match="the worker has no replicas") as failure:
+        await stub.DrainReplica(admin_pb2.DrainReplicaRequest(), timeout=5)
+    assert error_from_rpc(failure.value).field == "replica"
 
 
 async def test_log_level_changes_and_an_unknown_one_is_refused(channel: grpc.aio.Channel) -> None:

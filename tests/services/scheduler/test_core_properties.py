@@ -188,6 +188,16 @@ class CoreMachine(RuleBasedStateMachine):
         if is_back:
             self.harness.open_epoch(replica)
 
+    @rule(data=st.data(), is_draining=st.booleans())
+    def drain_replica(self, data: st.DataObject, is_draining: bool) -> None:
+        harness = self.harness
+        try:
+            harness.core.drain_replica(self._any(data), harness.now, is_draining=is_draining)
+        except RequestError:
+            num_draining = sum(r.is_draining for r in harness.core.load().replicas)
+            assert num_draining == len(harness.sides) - 1, "refused though another takes requests"
+        harness.check()
+
     def _any(self, data: st.DataObject) -> int:
         """Number of a replica."""
         most = len(self.harness.sides) - 1

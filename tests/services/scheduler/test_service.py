@@ -35,12 +35,18 @@ async def test_operators_see_state_and_settings(running: Running) -> None:
         assert status.not_serving_reason == ""
         assert status.num_live == 0
         assert status.last_step_age_ms < 5000
+        assert [(row.state, row.load.num_running) for row in status.replicas] == [("ready", 0)]
+        assert status.replicas[0].load.num_steps_total == 8
+        assert status.replicas[0].last_step_age_ms < 5000
+        with pytest.raises(grpc.aio.AioRpcError, match="replica 0 is the last that takes"):
+            await stub.DrainReplica(admin_pb2.DrainReplicaRequest(is_draining=True), timeout=5)
         assert {s.name for s in status.settings} >= {"worker_address", "max_plans_in_flight"}
         await running.kill_worker()
         await running.wait_for_health("NOT_SERVING")
         status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
         assert status.not_serving_reason.startswith("no worker: ")
         assert status.not_serving_reason.endswith("last step 8")
+        assert [row.state for row in status.replicas] == ["lost"]
 
 
 async def test_a_drained_scheduler_refuses_and_ends_what_runs(running: Running) -> None:
