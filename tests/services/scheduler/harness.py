@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.scheduler.block_hashes import BlockHashes, root_hash
+from services.scheduler.cache_events import CachedBlock
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, Submission, Verdict
@@ -286,10 +287,22 @@ class Harness:
     def check_names(self) -> None:
         """Each block that can be found holds what its name says, computed and confirmed."""
         last = self.capacity.block_size_tokens - 1
-        for block in self.core.cache_log.read(None).snapshot or ():
+        found = self.core.cache_log.read(None).snapshot or ()
+        for block in found:
             side = self.sides[block.replica]
             names = self._names_of(side, side.worker.kv[block.block, last])
             assert block.block_hash in names, "a block under a wrong name"
+        self._check_holders(found)
+
+    def _check_holders(self, found: Sequence[CachedBlock]) -> None:
+        """Placement knows the same blocks at the same replicas."""
+        holders, count = self.core._placer._holders, len(self.sides)
+        if holders is None:
+            assert count == 1
+            return
+        assert len(holders) == len({block.block_hash for block in found})
+        for block in found:
+            assert holders.num_hits([block.block_hash], count)[block.replica] == 1
 
     def _names_of(self, side: Side, content: int) -> set[bytes]:
         """Names of a block that ends with this content, under the weights of now."""

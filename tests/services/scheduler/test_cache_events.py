@@ -5,6 +5,7 @@ import random
 import pytest
 
 from services.scheduler.cache_events import CacheChange, CachedBlock, CacheEvent, CacheLog
+from services.scheduler.holders import Holders
 
 NAMES = [bytes([n]) * 32 for n in range(8)]
 
@@ -104,3 +105,15 @@ def test_a_newcomer_and_one_from_another_scheduler_get_a_snapshot(after: int | N
     caches = Caches()
     caches.log.stored(0, NAMES[0], b"")
     assert caches.log.read(after).snapshot is not None
+
+
+def test_who_holds_what_follows_every_change() -> None:
+    holders = Holders()
+    log = CacheLog(list, holders=holders)
+    for replica in (0, 1):
+        log.stored(replica, b"a", b"")
+        log.stored(replica, b"b", b"a")
+    log.removed(1, b"b")
+    assert holders.num_hits([b"a", b"b"], 2) == [2, 1]
+    log.cleared(0)
+    assert holders.num_hits([b"a", b"b"], 2) == [0, 1]

@@ -52,6 +52,24 @@ def test_what_was_placed_there_and_never_ran_goes_elsewhere() -> None:
     harness.run_to_end()
 
 
+def test_one_that_gave_way_with_a_plan_in_flight_ends_where_it_ran() -> None:
+    """The token of that plan is still to come: elsewhere it would be computed a second time."""
+    harness = Harness(capacity(num_blocks=9), num_replicas=2, max_plans_in_flight=2)
+    drain(harness, 1)
+    harness.submit(Outlet(), [9, 9], max_tokens=20)
+    while not harness.core.load().num_preemptions_total:
+        harness.plan(0)
+        if harness.core.num_in_flight_at(0) == 2:
+            harness.take_result(0)
+    drain(harness, 1, is_draining=False)
+    assert harness.core.num_in_flight_at(0)
+    drain(harness, 0)
+    assert live(harness) == [2, 0]
+    harness.run_to_end()
+    ends = [stream.end for stream in harness.streams.values()]
+    assert all(end and end.stats.num_output_tokens == 20 for end in ends)
+
+
 def test_what_waits_without_room_elsewhere_waits_on() -> None:
     harness, outlet = two(), Outlet()
     drain(harness)
