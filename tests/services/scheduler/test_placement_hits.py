@@ -58,15 +58,21 @@ def _say(harness: Harness, outlet: Outlet, number: int, latest: dict[int, int]) 
     return latest[number]
 
 
-def test_conversations_stay_where_they_began() -> None:
-    num_moves, _ = talk(mesh(), num_conversations=16, num_turns=5)
+@pytest.fixture(scope="module")
+def talked() -> tuple[int, float]:
+    """What comes of conversations with four replicas."""
+    return talk(mesh(), num_conversations=16, num_turns=5)
+
+
+def test_conversations_stay_where_they_began(talked: tuple[int, float]) -> None:
+    num_moves, _ = talked
     # 64 turns could move; placement by load alone moves three quarters of them.
     assert num_moves <= 3
 
 
-def test_four_replicas_find_nearly_as_much_as_one() -> None:
+def test_four_replicas_find_nearly_as_much_as_one(talked: tuple[int, float]) -> None:
     _, alone = talk(mesh(1), num_conversations=16, num_turns=5)
-    _, apart = talk(mesh(), num_conversations=16, num_turns=5)
+    _, apart = talked
     # The system prompts are computed by each replica: 2 * 3 further times 20 of 16 * 5 * 72 tokens.
     assert apart > alone - 0.04
 
