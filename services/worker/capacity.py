@@ -69,11 +69,14 @@ def count_blocks(budget_bytes: int, bytes_per_block: int, max_model_len: int) ->
     needed = min_blocks(max_model_len)
     num_blocks = budget_bytes // bytes_per_block
     if num_blocks < needed:
+        # Block 0 is scratch, and a sequence needs one.
+        shorter = (num_blocks - 1) * BLOCK_SIZE
+        lower = f" or lower --max-model-len to {shorter}" if shorter > 0 else ""
+        plural = "" if num_blocks == 1 else "s"
         raise ConfigError(
-            f"a KV cache of {budget_bytes} bytes holds {max(0, num_blocks)} blocks, and one "
+            f"a KV cache of {budget_bytes} bytes holds {max(0, num_blocks)} block{plural}, and one "
             f"sequence of --max-model-len {max_model_len} needs {needed}: raise "
-            f"--kv-cache-memory-bytes to {needed * bytes_per_block} or lower --max-model-len to "
-            f"{max(0, (num_blocks - 1) * BLOCK_SIZE)}"
+            f"--kv-cache-memory-bytes to {needed * bytes_per_block}{lower}"
         )
     return num_blocks
 

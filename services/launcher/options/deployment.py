@@ -155,9 +155,9 @@ class Deployment:
 
     @property
     def capture_sizes(self) -> tuple[int, ...]:
-        """Sizes of captured steps, if they were listed."""
+        """Sizes of captured steps, if they were listed; steps are captured unless told not to."""
         config = self.flags.compilation_config
-        if config is None or not self.asks_for_graphs:
+        if config is None or config.cudagraph_mode == "NONE" or self.flags.enforce_eager:
             return ()
         return tuple(config.cudagraph_capture_sizes or ())
 

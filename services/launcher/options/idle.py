@@ -33,7 +33,12 @@ def _is_on_cpu(asked: Deployment) -> bool:
 
 def _captures_nothing(asked: Deployment) -> bool:
     is_off = asked.value("compilation_config.cudagraph_mode") == "NONE"
-    return is_off or asked.flags.enforce_eager
+    return is_off or asked.flags.enforce_eager or _is_staged(asked)
+
+
+def _is_staged(asked: Deployment) -> bool:
+    """Whether there are pipeline stages, whose steps are not captured."""
+    return asked.flags.pipeline_parallel_size > 1
 
 
 _EXTRA = "additional_config"
@@ -140,6 +145,11 @@ IDLE: Final = (
         ),
         when=_captures_nothing,
         reason="no step is captured",
+    ),
+    Idle(
+        names=("compilation_config.cudagraph_mode",),
+        when=lambda asked: asked.asks_for_graphs and _is_staged(asked),
+        reason="steps of pipeline stages are not captured",
     ),
     Idle(
         names=(f"{_EXTRA}.rejection_sampler_config",),

@@ -22,7 +22,7 @@ class CompilationConfig(Options):
         | None
     ) = Field(default=None, description="Which steps are captured as graphs.")
     cudagraph_capture_sizes: list[Size] | None = Field(
-        default=None, description="Tokens of the captured steps."
+        default=None, min_length=1, description="Tokens of the captured steps."
     )
     max_cudagraph_capture_size: Size | None = Field(
         default=None, description="Tokens of the largest captured step."

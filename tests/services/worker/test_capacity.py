@@ -34,6 +34,11 @@ def test_one_longest_sequence_and_the_scratch_block_must_fit() -> None:
     assert "--max-model-len to 256" in text
 
 
+def test_no_length_is_named_where_none_would_fit() -> None:
+    with pytest.raises(ConfigError, match=r"holds 1 block, and .* to 30$"):
+        count_blocks(19, 10, 256)
+
+
 def test_no_budget_at_all_is_an_error_too() -> None:
     with pytest.raises(ConfigError, match="holds 0 blocks"):
         count_blocks(-5, 10, 100)

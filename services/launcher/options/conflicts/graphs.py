@@ -12,6 +12,8 @@ _TP = "tensor_parallel_size"
 _SEQS = "settings.max_num_seqs"
 _XLITE = "additional_config.xlite_graph_config.enabled"
 _GRAPH = "vllm-ascend platform.py"
+# The worker's own, where nothing is said.
+_DEFAULT_SEQS: Final = 256
 _MTP: Final = frozenset({None, "mtp", "deepseek_mtp"})
 
 
@@ -51,6 +53,12 @@ def _most_rows(asked: Deployment) -> int | None:
 
 def _exceeds(sizes: set[int], bound: int | None) -> bool:
     return bound is not None and any(size > bound for size in sizes)
+
+
+def _no_size_is_left(asked: Deployment) -> bool:
+    sizes, most = _rounded(asked), _most_rows(asked)
+    bound = _DEFAULT_SEQS * _num_rows(asked) if most is None else most
+    return bool(sizes) and min(sizes) > bound
 
 
 def _hangs_when_full(asked: Deployment) -> bool:
@@ -129,6 +137,14 @@ CAPTURE: Final = (
         outcome=Outcome.WARN,
         text="sizes beyond 1 + drafts of every sequence are never used",
         source="vllm-ascend compilation/acl_graph.py",
+    ),
+    Conflict(
+        key="sizes-none",
+        names=(_SIZES, _SEQS),
+        holds=_no_size_is_left,
+        outcome=Outcome.REFUSE,
+        text="every size is beyond 1 + drafts of all sequences: no step would be captured",
+        source="own",
     ),
     Conflict(
         key="sizes-tokens",

@@ -137,6 +137,14 @@ STAGES: Final = (
         source="own",
     ),
     Conflict(
+        key="replay-drafts",
+        names=("settings.worker", "speculative_config.num_speculative_tokens"),
+        holds=lambda asked: asked.settings.worker == "replay" and asked.num_drafts > 0,
+        outcome=Outcome.REFUSE,
+        text="a worker without a model drafts nothing",
+        source="own",
+    ),
+    Conflict(
         key="partition-stages",
         names=(_PARTITION, _PP),
         holds=_partition_of_other_stages,

@@ -27,6 +27,21 @@ def test_what_is_switched_off_is_not_refused_for_being_unbuilt() -> None:
     )
 
 
+def test_sizes_are_judged_where_no_mode_is_given_too() -> None:
+    # Steps are captured unless told otherwise.
+    text = """--max-num-seqs 4 --compilation-config '{"cudagraph_capture_sizes":[2,500]}'"""
+    assert any("are never used" in line for line in verdict(text).lines)
+    text = """--compilation-config '{"cudagraph_capture_sizes":[512]}'"""
+    assert any("no step would be captured" in line for line in verdict(text).refusals)
+
+
+def test_stages_capture_nothing_and_say_so() -> None:
+    found = verdict(join("-pp 2", graphs(sizes=[2])))
+    assert not found.refusals
+    assert any("cudagraph_capture_sizes=[2]: no effect" in line for line in found.lines)
+    assert any("steps of pipeline stages are not captured" in line for line in found.lines)
+
+
 def test_options_without_effect_share_a_line_with_their_reason() -> None:
     found = verdict("--data-parallel-address a --data-parallel-rpc-port 29550")
     assert found.lines == (

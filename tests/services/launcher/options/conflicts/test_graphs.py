@@ -56,6 +56,11 @@ CASES = (
         passes=join("--max-num-seqs 16", graphs(sizes=[8, 64]), drafts(3)),
     ),
     Case(
+        key="sizes-none",
+        meets=join("--max-num-seqs 8", graphs(sizes=[300, 500])),
+        passes=join("--max-num-seqs 8", graphs(sizes=[8, 500])),
+    ),
+    Case(
         key="sizes-tokens",
         meets=join("--max-num-batched-tokens 256", graphs(sizes=[256, 384])),
         passes=join("--max-num-batched-tokens 384", graphs(sizes=[256, 384])),

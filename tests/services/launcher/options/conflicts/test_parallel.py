@@ -8,6 +8,7 @@ from tests.services.launcher.options.cases import (
     Case,
     check_case,
     check_table,
+    drafts,
     join,
     transfer,
 )
@@ -34,6 +35,11 @@ CASES = (
     Case(key="pcp-pp", meets="-pcp 2 -pp 2", passes="-pcp 2"),
     Case(key="stages-layers", meets="-pp 79", passes="-pp 78"),
     Case(key="replay-ranks", meets="--worker replay -tp 2", passes="--worker replay -dp 2"),
+    Case(
+        key="replay-drafts",
+        meets=join("--worker replay", drafts(2)),
+        passes="--worker replay",
+    ),
     Case(
         key="partition-stages",
         meets="VLLM_PP_LAYER_PARTITION=41,37",
