@@ -35,8 +35,9 @@ def test_drafts_are_counted_by_position(drafting: Mesh) -> None:
         10,
         "drafts are counted",
     )
-    drafted = drafting.metric("vllm:spec_decode_num_draft_tokens_total")
+    # In this order: both may still grow between the two readings.
     accepted = drafting.metric("vllm:spec_decode_num_accepted_tokens_total")
+    drafted = drafting.metric("vllm:spec_decode_num_draft_tokens_total")
     assert 0 < accepted <= drafted
 
 
