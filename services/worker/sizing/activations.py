@@ -147,6 +147,10 @@ def _experts(deployment: Deployment, num_tokens: int) -> int:
     row_in = hidden * (size if scheme is Scheme.FLOAT else 1)
     results = rows.computed * hidden * size + rows.summed * hidden * size
     held = rows.gathered * hidden * size + rows.taken * row_in
+    is_alone = deployment.topology.data_parallel_size == 1
+    if is_alone and deployment.topology.tensor_parallel_size > 1 and not _cuts_stream(deployment):
+        # A rank's share of the block and of attention, beside what is being computed.
+        held += 2 * num_tokens * hidden * size
     return held + max(rows.computed * first, rows.computed * second + results)
 
 
