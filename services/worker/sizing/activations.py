@@ -8,6 +8,7 @@ estimate.
 from dataclasses import dataclass
 from typing import Final
 
+from services.worker.model.config import ModelConfig
 from services.worker.parallel.moe_method import MoeMethod
 from services.worker.quant.scheme import Scheme
 from services.worker.sizing.deployment import Deployment
@@ -47,12 +48,22 @@ def step_bytes(deployment: Deployment, num_tokens: int) -> StepBytes:
     row = config.hidden_size * size
     # Behind norms of a share are all tokens of it, and the parts of sums before they are scattered.
     brought = _MET_TENSORS * num_tokens * row if _cuts_stream(deployment) else 0
-    is_met = not deployment.is_dsa_cp
     return StepBytes(
-        stream=_STREAM_TENSORS * _stream_tokens(deployment, num_tokens) * row,
-        attention=_attention(deployment, num_tokens) + (brought if is_met else brought // 2),
+        stream=_stream_tensors(deployment) * _stream_tokens(deployment, num_tokens) * row,
+        # By then all tokens are gone: only their queries are left.
+        attention=_attention(deployment, num_tokens) + brought // 2,
         experts=_experts(deployment, num_tokens) + (0 if _keeps_share(deployment) else brought),
     )
+
+
+def _stream_tensors(deployment: Deployment) -> int:
+    """Tensors of the stream's form: shared experts' results wait there for those of the others."""
+    has_shared = deployment.config.n_shared_experts and _has_experts(deployment.config)
+    return _STREAM_TENSORS + bool(has_shared and not _cuts_stream(deployment))
+
+
+def _has_experts(config: ModelConfig) -> bool:
+    return any(map(config.is_sparse, range(config.num_hidden_layers)))
 
 
 def topk_bytes(deployment: Deployment, num_tokens: int) -> int:
@@ -130,7 +141,7 @@ def _attention(deployment: Deployment, num_tokens: int) -> int:
 def _experts(deployment: Deployment, num_tokens: int) -> int:
     """The MLP's tensors: rows in, between the products, rows out, and the sum of each token."""
     config, size = deployment.config, deployment.element_bytes
-    if not any(config.is_sparse(layer) for layer in range(config.num_hidden_layers)):
+    if not _has_experts(config):
         width = config.intermediate_size // deployment.topology.tensor_parallel_size
         return num_tokens * 3 * width * size
     scheme = deployment.quantization.scheme(*_first_expert(deployment))
@@ -147,10 +158,6 @@ def _experts(deployment: Deployment, num_tokens: int) -> int:
     row_in = hidden * (size if scheme is Scheme.FLOAT else 1)
     results = rows.computed * hidden * size + rows.summed * hidden * size
     held = rows.gathered * hidden * size + rows.taken * row_in
-    is_alone = deployment.topology.data_parallel_size == 1
-    if is_alone and deployment.topology.tensor_parallel_size > 1 and not _cuts_stream(deployment):
-        # A rank's share of the block and of attention, beside what is being computed.
-        held += 2 * num_tokens * hidden * size
     return held + max(rows.computed * first, rows.computed * second + results)
 
 

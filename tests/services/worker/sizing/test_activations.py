@@ -120,8 +120,8 @@ def test_a_step_takes_what_the_formulas_say(
     planned = step_bytes(deployment, TOKENS).peak + topk_bytes(deployment, TOKENS)
     measured = measured_peak(deployment)
     # Never less; the slack is for what a step does not hold all at once: indices of two layers,
-    # the indexer's queries beside attention's, a gathered stream beside a dense block.
-    assert measured <= planned <= 1.4 * measured
+    # the indexer's queries beside attention's.
+    assert measured <= planned <= 1.25 * measured
 
 
 def test_logits_and_the_copies_of_drawing_are_counted(make_deployment: MakeDeployment) -> None:
