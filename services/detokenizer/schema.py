@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
-from urllib.parse import unquote
+
+from shared.json_pointer import resolve_pointer
 
 # In the order in which they are tried.
 _ORDER = ("null", "integer", "number", "boolean", "object", "array", "string")
@@ -33,8 +34,6 @@ _NAMES = {
 }
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,6}))?\Z")
-# Of an array in a JSON pointer; longer ones are past the end of any schema that was taken in.
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 # Integral values up to here are written out (2.0 as 2, 1e3 as 1000), larger ones stay as written.
 _MAX_PLAIN_DIGITS = 16
@@ -189,7 +188,7 @@ def _reachable(
         if is_leaf(node):
             continue
         if "$ref" in node:
-            pending.append(_resolve(node["$ref"], root))
+            pending.append(resolve_pointer(node["$ref"], root))
         for name in ("anyOf", "oneOf", "allOf"):
             branches = node.get(name)
             pending.extend(branches if isinstance(branches, list) else [])
@@ -213,19 +212,3 @@ def _type_of(value: Any) -> str:  # noqa: ANN401  (any JSON value)
     if isinstance(value, str):
         return "string"
     return "object" if isinstance(value, Mapping) else "array"
-
-
-def _resolve(reference: Any, root: Any) -> Any:  # noqa: ANN401  (any JSON value)
-    """What a local JSON pointer points to, None for anything else."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    node = root
-    for part in unquote(reference[1:]).split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, Mapping):
-            node = node.get(name)
-        elif isinstance(node, list) and _INDEX.fullmatch(name) and int(name) < len(node):
-            node = node[int(name)]
-        else:
-            return None
-    return node

@@ -15,7 +15,7 @@ from services.frontend.conversation import (
 from services.frontend.errors import invalid
 from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
-from services.frontend.planning import check_common, submission_of, unix_now
+from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT, Conversation
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
@@ -201,18 +201,8 @@ def _output(
     rules: ToolRules,
     visit: Visit,
 ) -> OutputPlan:
-    options = request.stream_options
-    return OutputPlan(
-        object_kind=ObjectKind.CHAT_COMPLETION,
-        response_id=visit.response_id,
-        model=gateway.model_name,
-        created_s=unix_now(),
-        is_stream=bool(request.stream),
-        include_usage=bool(options and options.include_usage),
-        include_continuous_usage=bool(options and options.continuous_usage_stats),
-        stop=tuple(request.stop or ()),
-        include_stop_str_in_output=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
+    return dataclasses.replace(
+        output_of(ObjectKind.CHAT_COMPLETION, gateway, visit, request, request),
         parse_reasoning=gateway.settings.reasoning_parser != "none",
         starts_in_reasoning=prompt.starts_in_reasoning,
         include_reasoning=request.include_reasoning is not False,

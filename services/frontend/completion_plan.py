@@ -9,7 +9,7 @@ from services.frontend.bodies import Body
 from services.frontend.errors import context_exceeded, invalid
 from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
-from services.frontend.planning import check_common, submission_of, unix_now
+from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -167,18 +167,8 @@ async def _echoes(
 def _output(
     gateway: Gateway, request: CompletionRequest, echoes: tuple[str, ...], visit: Visit
 ) -> OutputPlan:
-    options = request.stream_options
-    return OutputPlan(
-        object_kind=ObjectKind.TEXT_COMPLETION,
-        response_id=visit.response_id,
-        model=gateway.model_name,
-        created_s=unix_now(),
-        is_stream=bool(request.stream),
-        include_usage=bool(options and options.include_usage),
-        include_continuous_usage=bool(options and options.continuous_usage_stats),
-        stop=tuple(request.stop or ()),
-        include_stop_str_in_output=bool(request.include_stop_str_in_output),
-        skip_special_tokens=request.skip_special_tokens is not False,
+    return dataclasses.replace(
+        output_of(ObjectKind.TEXT_COMPLETION, gateway, visit, request, request),
         include_logprobs=request.logprobs is not None,
         num_top_logprobs=request.logprobs or 0,
         return_token_ids=bool(request.return_token_ids),

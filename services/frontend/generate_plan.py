@@ -15,7 +15,7 @@ from services.frontend.fields import (
     sort_extra,
 )
 from services.frontend.gateway import Gateway
-from services.frontend.planning import check_common, submission_of, unix_now
+from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.completions import CompletionRequest
@@ -156,18 +156,8 @@ def _rendered(
 def _output(
     gateway: Gateway, request: GenerateRequest, params: SamplingParams, visit: Visit
 ) -> OutputPlan:
-    options = request.stream_options
-    return OutputPlan(
-        object_kind=ObjectKind.TOKENS,
-        response_id=visit.response_id,
-        model=gateway.model_name,
-        created_s=unix_now(),
-        is_stream=bool(request.stream),
-        include_usage=bool(options and options.include_usage),
-        include_continuous_usage=bool(options and options.continuous_usage_stats),
-        stop=tuple(params.stop or ()),
-        include_stop_str_in_output=bool(params.include_stop_str_in_output),
-        skip_special_tokens=params.skip_special_tokens is not False,
+    return dataclasses.replace(
+        output_of(ObjectKind.TOKENS, gateway, visit, request, params),
         include_text=request.output_mode == "text",
         include_logprobs=params.logprobs is not None,
         num_top_logprobs=params.logprobs or 0,

@@ -1,4 +1,4 @@
-"""What both endpoints resolve alike between a parsed body and a `Submission`."""
+"""What all endpoints resolve alike between a parsed body and a `Submission`."""
 
 import time
 import uuid
@@ -10,7 +10,8 @@ from services.frontend.fields import STREAM_OPTIONS_NOT_SERVED, sort_extra
 from services.frontend.gateway import Gateway
 from services.frontend.sampling import choice_seed
 from services.frontend.schemas.fields import GenerationFields, Replay
-from services.frontend.submission import OutputPlan, SequencePlan, Submission
+from services.frontend.schemas.generate import GenerateRequest, SamplingParams
+from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, Submission
 from services.frontend.token_limits import with_token_limits
 from services.frontend.visit import Visit
 from shared.sampling import ReplayScript, SamplingSpec
@@ -135,6 +136,37 @@ def new_response_id(prefix: str, request: GenerationFields, visit: Visit, seed: 
             if label := getattr(request, name):
                 visit.span.set(f"glm.{name}", str(label))
     return visit.response_id
+
+
+def output_of(
+    kind: ObjectKind,
+    gateway: Gateway,
+    visit: Visit,
+    request: GenerationFields | GenerateRequest,
+    text: GenerationFields | SamplingParams,
+) -> OutputPlan:
+    """What all kinds of outputs have in common.
+
+    Args:
+        kind: Of object.
+        gateway: The model's name.
+        visit: The response's id.
+        request: How it is sent.
+        text: Where it is cut.
+    """
+    options = request.stream_options
+    return OutputPlan(
+        object_kind=kind,
+        response_id=visit.response_id,
+        model=gateway.model_name,
+        created_s=unix_now(),
+        is_stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        include_continuous_usage=bool(options and options.continuous_usage_stats),
+        stop=tuple(text.stop or ()),
+        include_stop_str_in_output=bool(text.include_stop_str_in_output),
+        skip_special_tokens=text.skip_special_tokens is not False,
+    )
 
 
 def unix_now() -> int:

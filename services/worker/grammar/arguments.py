@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import unquote
 
 from services.worker.grammar.writer import refused
 from shared.constraint import CalledTool
+from shared.json_pointer import resolve_pointer
 
 _DEFINITIONS: Final = ("$defs", "definitions")
 _COMBINED: Final = ("anyOf", "oneOf", "allOf")
@@ -107,7 +107,7 @@ def _objects(node: Any, root: Any) -> Iterator[tuple[Mapping[str, Any], bool]]: 
         seen.add(id(each))
         yield each, is_certain
         if "$ref" in each:
-            pending.append((_resolve(each["$ref"], root), is_certain))
+            pending.append((resolve_pointer(each["$ref"], root), is_certain))
         for name in _COMBINED:
             branches = each.get(name)
             for branch in branches if isinstance(branches, list) else []:
@@ -160,19 +160,3 @@ def _types(node: Mapping[str, Any]) -> set[str]:
 def _facets(nodes: list[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("pattern", "format", "minLength", "maxLength")
     return {name: node[name] for node in nodes for name in names if name in node}
-
-
-def _resolve(reference: Any, root: Any) -> Any:  # noqa: ANN401  (any JSON value)
-    """What a local JSON pointer points to, None for anything else."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    node = root
-    for part in unquote(reference[1:]).split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict):
-            node = node.get(name)
-        elif isinstance(node, list) and name.isascii() and name.isdecimal() and len(name) < 9:
-            node = node[int(name)] if int(name) < len(node) else None
-        else:
-            return None
-    return node
