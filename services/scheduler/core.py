@@ -284,11 +284,6 @@ class SchedulerCore:
         """Digest of the model and block size; empty and 0 before the first worker was reached."""
         return (self._limits.model_digest, self._limits.block_size) if self._limits else ("", 0)
 
-    def hit_tokens(self, replica: int, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that a replica need not compute."""
-        batch = self._replicas[replica].batch
-        return batch.cache.hit_tokens(sequence) if batch else 0
-
     def _named_blocks(self) -> list[CachedBlock]:
         batches = [replica.batch for replica in self._replicas if replica.batch]
         return [block for batch in batches for block in batch.cache.named_blocks()]

@@ -221,7 +221,8 @@ def test_each_replica_knows_what_it_holds() -> None:
     harness.run_to_end()
     harness.submit(outlet, [15], fork=0)
     waiting = outlet.sequences[1]
-    hits = [harness.core.hit_tokens(replica, waiting) for replica in (0, 1)]
+    batches = [replica.batch for replica in harness.core._replicas]
+    hits = [batch.cache.hit_tokens(waiting) for batch in batches if batch]
     assert sorted(hits) == [0, 12]
     harness.run_to_end()
 
