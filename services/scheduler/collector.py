@@ -36,6 +36,7 @@ class Collector:
         gc.freeze()
         gc.set_threshold(_YOUNG, _NEVER, _NEVER)
         gc.callbacks.append(self._measure)
+        self._middle_at = self._full_at = time.monotonic()
 
     def stop(self) -> None:
         """Give it back."""

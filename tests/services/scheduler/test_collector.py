@@ -53,6 +53,22 @@ def test_what_is_due_is_collected_between_steps(
     assert Knot.num_alive == 0
 
 
+def test_the_time_it_takes_to_start_makes_nothing_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = collector.time.monotonic()
+    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+    found = Collector()
+    now += 31.0  # a large heap: freezing it takes this long
+    found.start()
+    try:
+        Knot()
+        found.rest()
+        assert Knot.num_alive == 1
+    finally:
+        found.stop()
+        gc.unfreeze()
+        gc.collect()
+
+
 def test_pauses_are_measured(running: Collector) -> None:
     gc.collect()
     gc.collect()
