@@ -15,7 +15,10 @@ _WORDS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """What to send: `extra` goes into every body (a replay script, say)."""
+    """What to send: `extra` goes into every body (a replay script, say).
+
+    Loads of different seeds share no prompt, so that none finds another's in a prefix cache.
+    """
 
     port: int
     model: str
@@ -23,6 +26,7 @@ class LoadSpec:
     num_requests: int
     prompt_words: int = 60
     max_tokens: int = 128
+    seed: int = 7
     extra: dict[str, object] = field(default_factory=dict)
 
 
@@ -41,9 +45,9 @@ def run_load(spec: LoadSpec) -> dict[str, Any]:
 
 
 async def _run(spec: LoadSpec) -> dict[str, Any]:
-    rng = random.Random(7)
+    rng = random.Random(spec.seed)
     prompts = [
-        f"{i} " + " ".join(rng.choice(_WORDS) for _ in range(spec.prompt_words))
+        f"{spec.seed} {i} " + " ".join(rng.choice(_WORDS) for _ in range(spec.prompt_words))
         for i in range(spec.num_requests)
     ]
     gate = asyncio.Semaphore(spec.concurrency)
