@@ -9,13 +9,14 @@ is a `ConfigError` that names the flag, the value and where it came from; nothin
 
 import difflib
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -53,6 +54,32 @@ def check_address(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(check_address)]
+# A comma before what looks like an address; any other one belongs to a path.
+_BETWEEN_ADDRESSES: Final = re.compile(r",(?=unix:/|[^,/]+:\d+(?:,|$))")
+
+
+def split_addresses(value: object) -> object:
+    """One address, `a,b`, or a list of such entries, as one list."""
+    entries = [value] if isinstance(value, str) else value
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        return entries
+    return [address for entry in entries for address in _BETWEEN_ADDRESSES.split(entry)]
+
+
+def check_distinct(addresses: list[str]) -> list[str]:
+    """ValueError when an address stands there twice."""
+    for number, address in enumerate(addresses):
+        if address in addresses[:number]:
+            raise ValueError(f"{address} stands there twice")
+    return addresses
+
+
+Addresses = Annotated[
+    list[Address],
+    BeforeValidator(split_addresses),
+    Field(min_length=1),
+    AfterValidator(check_distinct),
+]
 
 
 class ProcessSettings(BaseSettings):

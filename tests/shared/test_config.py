@@ -5,6 +5,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from shared.config import (
+    Addresses,
     ServiceSettings,
     check_address,
     flag_of,
@@ -170,6 +171,49 @@ def test_settings_cannot_change_and_read_nothing_when_built_directly(
 def test_bad_addresses_are_refused(address: str) -> None:
     with pytest.raises(ValueError):
         check_address(address)
+
+
+class Many(ServiceSettings):
+    service: ClassVar[str] = "many"
+
+    peer_address: Addresses = Field(description="Where peers are.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (["unix:/a"], ["unix:/a"]),
+        (["unix:/a,unix:/b"], ["unix:/a", "unix:/b"]),
+        (["unix:/a", "h:1,h:2"], ["unix:/a", "h:1", "h:2"]),
+        (["h:1,unix:/a,odd,unix:/b"], ["h:1", "unix:/a,odd", "unix:/b"]),
+    ],
+)
+def test_a_list_of_addresses_is_cut_at_commas_and_repeatable(
+    flags: list[str], found: list[str]
+) -> None:
+    words = [word for flag in flags for word in ("--peer-address", flag)]
+    assert parse(Many, [*ADDRESS, *words]).peer_address == found
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [("unix:/a,unix:/a", "twice"), ("unix:/a,h:99999", "host:port"), ("x", "host:port")],
+)
+def test_a_wrong_list_of_addresses_is_refused_by_name(value: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--peer-address .*{why}"):
+        parse(Many, [*ADDRESS, "--peer-address", value])
+
+
+def test_a_list_of_addresses_in_the_environment_is_read_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLM_MESH_MANY_PEER_ADDRESS", "unix:/a,h:1")
+    assert parse(Many, ADDRESS).peer_address == ["unix:/a", "h:1"]
+
+
+def test_a_list_of_addresses_is_never_empty() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Many(address="h:1", peer_address=[])
 
 
 @pytest.mark.parametrize("value", ["x,long", '["x"', '"a"', "[1]", "a b", "", "a\tb", "-x", "--x"])
