@@ -1,20 +1,22 @@
 """One measured run of the CPU mesh gives the device model; a second run, unlike it, tests it.
 
-The first run has clients of several numbers with short prompts. Ten times per second the scheduler
-tells how many steps, prompt tokens and output tokens there were: the seconds between two looks are
-fitted as a sum of the three. What the mesh takes of a request outside of steps is the first run's
-time to the first token with one client, less the step. The second run has another number of
-clients, longer prompts and other answers; the simulation predicts it from the fit alone.
+The first run has phases: clients of several numbers, prompts of several lengths. Ten times per
+second the scheduler tells how many steps, prompt tokens and output tokens there were: the seconds
+between two looks are fitted as a sum of these and of what the tokens attend to, known from the
+lengths in a phase. What the mesh takes of a request outside of steps is the first phase's time to
+the first token with one client, less the step. The second run has another number of clients, other
+prompts and other answers; the simulation predicts it from the fit alone.
 """
 
-import dataclasses
 import itertools
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import numpy as np
@@ -22,7 +24,7 @@ import numpy as np
 from benchmarks.load import LoadSpec, run_load
 from benchmarks.mesh import running_mesh
 from benchmarks.random_model import make_random_model
-from benchmarks.simulate.device_time import Fitted
+from benchmarks.simulate.device_time import Fitted, StepWork
 from benchmarks.simulate.report import summarize
 from benchmarks.simulate.traces import Conversation, Turn
 from benchmarks.simulate.world import World
@@ -35,15 +37,18 @@ MAX_SEQS: Final = 64
 MAX_TOKENS: Final = 2048
 # Clients, requests and words of a prompt, in the phases of the first run; long prompts are among
 # them since a token of one costs more. Clients and requests of the second run.
-PHASES: Final = ((1, 4, 60), (4, 16, 60), (16, 32, 400), (16, 48, 60), (48, 96, 150))
+PHASES: Final = (
+    *((1, 8, 60), (1, 4, 300), (4, 16, 60), (16, 48, 60)),
+    *((16, 32, 400), (48, 144, 60), (48, 96, 150)),
+)
 FIRST_TOKENS: Final = 48
 SECOND: Final = (32, 96)
 SECOND_WORDS: Final = 240
 SECOND_TOKENS: Final = 64
 # Sums over fewer steps than this say more of their edges than of the steps.
-MIN_STEPS: Final = 5
-# Between two phases.
-PAUSE_S: Final = 1.0
+MIN_STEPS: Final = 8
+# After a phase: its last look is there by then.
+PAUSE_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,33 @@ class Look:
     num_prompt_tokens: int
     num_output_tokens: int
     num_total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Looks at clients that all ask alike."""
+
+    looks: list[Look]
+    num_requests: int
+
+    @property
+    def num_prompt(self) -> float:
+        """Tokens of a prompt."""
+        looks = self.looks
+        return (looks[-1].num_prompt_tokens - looks[0].num_prompt_tokens) / self.num_requests
+
+    @property
+    def num_output(self) -> float:
+        """Tokens of an answer."""
+        looks = self.looks
+        return (looks[-1].num_output_tokens - looks[0].num_output_tokens) / self.num_requests
+
+
+class Measured(NamedTuple):
+    """One phase, from both ends."""
+
+    phase: Phase
+    answer: dict[str, Any]
 
 
 class Watcher:
@@ -70,11 +102,12 @@ class Watcher:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def pause(self) -> None:
-        """Leave a gap between two phases that the looks show."""
-        time.sleep(0.3)
-        last = self.looks[-1]
-        self.looks.append(dataclasses.replace(last, at=last.at + 2 * PAUSE_S))
+    def phase(self, num_requests: int, ask: Callable[[], dict[str, Any]]) -> Measured:
+        """What is seen while clients ask, and what they see."""
+        first = len(self.looks) - 1
+        answer = ask()
+        time.sleep(PAUSE_S)
+        return Measured(Phase(self.looks[first:], num_requests), answer)
 
     def stop(self) -> None:
         """Follow no longer."""
@@ -111,55 +144,51 @@ def calibrate() -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="cal") as run_dir,
         running_mesh(*flags, "--run-dir", run_dir) as mesh,
     ):
-        _load(mesh.port, (8, 16), 60, 16)  # warm
+        _load(mesh.port, (8, 16), 60, 16, seed=0)  # warm
         watcher = Watcher(f"unix:{run_dir}/scheduler.sock")
-        alone = _load(mesh.port, PHASES[0][:2], PHASES[0][2], FIRST_TOKENS)
-        time.sleep(0.3)
-        num_alone = watcher.looks[-1].num_prompt_tokens - watcher.looks[0].num_prompt_tokens
-        for *clients, words in PHASES[1:]:
-            watcher.pause()
-            _load(mesh.port, (clients[0], clients[1]), words, FIRST_TOKENS)
-        watcher.pause()
-        first = list(watcher.looks)
-        measured = _load(mesh.port, SECOND, SECOND_WORDS, SECOND_TOKENS)
-        time.sleep(0.3)
-        second = watcher.looks[len(first) :]
-        watcher.stop()
-    device = fit(first)
-    prompt = num_alone / PHASES[0][1]
-    step_s = device.per_step_s + device.per_row_s + device.per_prompt_token_s * prompt
-    front_s = max(0.0, alone["ttft_ms_p50"] / 1000 - step_s)
-    num_prompt = (second[-1].num_prompt_tokens - first[-1].num_prompt_tokens) / SECOND[1]
-    predicted = predict(device, round(num_prompt), front_s)
-    return _compared(device, front_s, measured, predicted)
-
-
-def fit(looks: list[Look]) -> Fitted:
-    """The device whose steps take what the looks tell.
-
-    Looks are taken together until they have enough steps, also where a step takes seconds; one
-    with nothing to tell is the pause between two phases, where the sums start again.
-    """
-    rows, seconds = [], []
-    before = looks[0]
-    for last, after in itertools.pairwise(looks):
-        if after.num_steps == last.num_steps and after.at - last.at > PAUSE_S:
-            before = after
-            continue
-        num_steps = after.num_steps - before.num_steps
-        if num_steps >= MIN_STEPS:
-            rows.append(
-                (
-                    num_steps,
-                    after.num_output_tokens - before.num_output_tokens,
-                    after.num_prompt_tokens - before.num_prompt_tokens,
-                )
+        time.sleep(PAUSE_S)
+        first = [
+            watcher.phase(
+                num_requests,
+                partial(_load, mesh.port, (num, num_requests), words, FIRST_TOKENS, seed),
             )
+            for seed, (num, num_requests, words) in enumerate(PHASES, start=1)
+        ]
+        second = watcher.phase(
+            SECOND[1], partial(_load, mesh.port, SECOND, SECOND_WORDS, SECOND_TOKENS, seed=100)
+        )
+        watcher.stop()
+    device = fit([measured.phase for measured in first])
+    prompt, alone = first[0].phase.num_prompt, first[0].answer
+    work = StepWork(
+        num_rows=1,
+        num_tokens=round(prompt),
+        num_context_tokens=round(prompt**2 / 2),
+        num_prompt_tokens=round(prompt),
+        num_prompt_context_tokens=round(prompt**2 / 2),
+    )
+    front_s = max(0.0, alone["ttft_ms_p50"] / 1000 - device.seconds(work))
+    predicted = predict(device, round(second.phase.num_prompt), front_s)
+    return _compared(device, front_s, second.answer, predicted)
+
+
+def fit(phases: list[Phase]) -> Fitted:
+    """The device whose steps take what the looks tell: each sum counts by its relative error."""
+    rows, seconds = [], []
+    for phase in phases:
+        for before, after in _sums(phase.looks):
+            num_output = after.num_output_tokens - before.num_output_tokens
+            num_prompt = after.num_prompt_tokens - before.num_prompt_tokens
+            context = num_prompt * phase.num_prompt / 2
+            row_context = num_output * (phase.num_prompt + phase.num_output / 2)
+            num_steps = after.num_steps - before.num_steps
+            rows.append((num_steps, num_output, num_prompt, context, row_context))
             seconds.append(after.at - before.at)
-            before = after
-    found = _least_squares(np.array(rows, dtype=float), np.array(seconds))
+    measured = np.array(seconds)
+    known = np.array(rows, dtype=float) / measured[:, None]
+    found = _least_squares(known, np.ones(len(measured)))
     capacity = Capacity(
-        num_blocks=looks[-1].num_total_blocks + 1,
+        num_blocks=phases[-1].looks[-1].num_total_blocks + 1,
         block_size_tokens=128,
         num_rows=2 * MAX_SEQS,
         max_num_seqs=MAX_SEQS,
@@ -171,7 +200,23 @@ def fit(looks: list[Look]) -> Fitted:
         per_step_s=found[0],
         per_row_s=found[1],
         per_prompt_token_s=found[2],
+        per_context_token_s=found[3],
+        per_row_context_token_s=found[4],
     )
+
+
+def _sums(looks: list[Look]) -> Iterator[tuple[Look, Look]]:
+    """Looks that lie enough steps apart; the first and the last, amid idle time, tell nothing."""
+    inner = looks[1:-1]
+    before: Look | None = None
+    for last, look in itertools.pairwise(inner):
+        if look.num_steps == last.num_steps:
+            before = None
+        elif before is None:
+            before = look
+        elif look.num_steps - before.num_steps >= MIN_STEPS:
+            yield before, look
+            before = look
 
 
 def predict(device: Fitted, num_prompt: int, front_s: float) -> dict[str, Any]:
@@ -194,7 +239,9 @@ def predict(device: Fitted, num_prompt: int, front_s: float) -> dict[str, Any]:
     return line | {"ttft_ms_p50": 1000 * float(np.median(ttft))}
 
 
-def _load(port: int, clients: tuple[int, int], words: int, num_tokens: int) -> dict[str, Any]:
+def _load(
+    port: int, clients: tuple[int, int], words: int, num_tokens: int, seed: int
+) -> dict[str, Any]:
     concurrency, num_requests = clients
     return run_load(
         LoadSpec(
@@ -204,6 +251,7 @@ def _load(port: int, clients: tuple[int, int], words: int, num_tokens: int) -> d
             num_requests=num_requests,
             prompt_words=words,
             max_tokens=num_tokens,
+            seed=seed,
         )
     )
 
@@ -232,6 +280,8 @@ def _compared(
         "per_step_ms": round(device.per_step_s * 1e3, 3),
         "per_row_us": round(device.per_row_s * 1e6, 1),
         "per_prompt_token_us": round(device.per_prompt_token_s * 1e6, 1),
+        "per_context_token_us": round(device.per_context_token_s * 1e6, 3),
+        "per_row_context_token_us": round(device.per_row_context_token_s * 1e6, 3),
         "front_ms": round(front_s * 1e3, 2),
         "measured_tokens_per_s": known,
         "predicted_tokens_per_s": rate,

@@ -26,6 +26,8 @@ class StepWork:
     num_context_tokens: int
     """Sum over all tokens of the length of what they attend to."""
     num_prompt_tokens: int
+    num_prompt_context_tokens: int = 0
+    """The part of the tokens of prompts in the sum."""
 
 
 class DeviceModel(Protocol):
@@ -150,6 +152,10 @@ class Fitted:
     per_step_s: float
     per_row_s: float
     per_prompt_token_s: float
+    per_context_token_s: float = 0.0
+    """For each token of a prompt and each of those that it attends to."""
+    per_row_context_token_s: float = 0.0
+    """The same of a row that decodes."""
 
     def seconds(self, work: StepWork) -> float:
         """Duration of a step."""
@@ -157,4 +163,7 @@ class Fitted:
             self.per_step_s
             + self.per_row_s * work.num_rows
             + self.per_prompt_token_s * work.num_prompt_tokens
+            + self.per_context_token_s * work.num_prompt_context_tokens
+            + self.per_row_context_token_s
+            * (work.num_context_tokens - work.num_prompt_context_tokens)
         )

@@ -84,13 +84,16 @@ class SimulatedReplica:
 def _work_of(plan: StepPlan) -> StepWork:
     num_tokens = sum(plan.num_scheduled_tokens)
     num_decoding = plan.num_scheduled_tokens.count(1)
-    context = sum(
-        count * (computed + count / 2)
-        for computed, count in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
-    )
+    of_prompts = of_rows = 0.0
+    for computed, count in zip(plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True):
+        if count == 1:
+            of_rows += computed + 1
+        else:
+            of_prompts += count * (computed + count / 2)
     return StepWork(
         num_rows=len(plan.rows),
         num_tokens=num_tokens,
-        num_context_tokens=round(context),
+        num_context_tokens=round(of_rows + of_prompts),
         num_prompt_tokens=num_tokens - num_decoding,
+        num_prompt_context_tokens=round(of_prompts),
     )

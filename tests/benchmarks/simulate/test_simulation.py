@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulate.__main__ import main
-from benchmarks.simulate.calibrate import Look, fit, predict
+from benchmarks.simulate.calibrate import Look, Phase, fit, predict
 from benchmarks.simulate.device_time import Fitted, Roofline, StepWork
 from benchmarks.simulate.hardware import DEVICES
 from benchmarks.simulate.policies import Case, compare
@@ -125,11 +125,20 @@ def test_percentiles_count_a_value_as_often_as_it_weighs() -> None:
     assert weighted_percentiles([(0.001, 98), (0.5, 2)]) == {"p50": 1.0, "p90": 1.0, "p99": 500.0}
 
 
-def test_a_fit_finds_the_device_that_was_measured_and_predicts_with_it() -> None:
-    looks = [Look(0.0, 0, 0, 0, 400)]
-    for number in range(1, 40):
-        steps, rows, prompts = 4, 4 * (number % 9), 60 * (number % 5)
-        seconds = 0.02 * steps + 1e-4 * rows + 1e-5 * prompts
+def phase(device: Fitted, num_prompt: int) -> Phase:
+    """What 28 requests would show of a device."""
+    looks = [Look(float(number), 0, 0, 0, 400) for number in range(2)]
+    for number in range(1, 41):
+        steps, rows = 8, 8 * (number % 9)
+        prompts = 28 * num_prompt // 40
+        work = StepWork(
+            num_rows=rows,
+            num_tokens=0,
+            num_context_tokens=round(prompts * num_prompt / 2 + rows * (num_prompt + 44 / 2)),
+            num_prompt_tokens=prompts,
+            num_prompt_context_tokens=round(prompts * num_prompt / 2),
+        )
+        seconds = device.seconds(work) + (steps - 1) * device.per_step_s
         last = looks[-1]
         looks.append(
             Look(
@@ -140,10 +149,22 @@ def test_a_fit_finds_the_device_that_was_measured_and_predicts_with_it() -> None
                 400,
             )
         )
-    found = fit(looks)
-    assert found.per_step_s == pytest.approx(0.02)
-    assert found.per_row_s == pytest.approx(1e-4)
-    assert found.per_prompt_token_s == pytest.approx(1e-5)
+    return Phase([*looks, looks[-1]], 28)
+
+
+def test_a_fit_finds_the_device_that_was_measured_and_predicts_with_it() -> None:
+    known = Fitted(
+        capacity=CAPACITY,
+        per_step_s=0.02,
+        per_row_s=1e-4,
+        per_prompt_token_s=1e-5,
+        per_context_token_s=1e-7,
+        per_row_context_token_s=2e-7,
+    )
+    found = fit([phase(known, num_prompt) for num_prompt in (100, 400, 1000)])
+    for name in ("step", "row", "prompt_token", "context_token", "row_context_token"):
+        assert getattr(found, f"per_{name}_s") == pytest.approx(getattr(known, f"per_{name}_s"))
+    found = DEVICE
     line = predict(found, num_prompt=100, front_s=0.0)
     # 32 clients in step: every step has 32 rows.
     assert line["output_tokens_per_s"] == pytest.approx(32 / (0.02 + 32e-4), rel=0.05)
