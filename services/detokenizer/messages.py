@@ -120,6 +120,12 @@ class TextSubmit:
     cache_salt: str = ""
     tenant_id: str = ""
     first_token_timeout_ms: int = 0
+    attempt: int = 0
+
+    @property
+    def attempt_id(self) -> str:
+        """The request's id at the scheduler, where an earlier attempt may not have ended yet."""
+        return f"{self.request_id}.{self.attempt}" if self.attempt else self.request_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,11 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         for session in self._sessions:
             session.show_load(load)
 
+    def show_drain(self) -> None:
+        """Tell every frontend that no new request is taken any more."""
+        for session in self._sessions:
+            session.show_drain()
+
     async def keep_ticking(self) -> None:
         """Look at the clock for all requests, until cancelled."""
         while True:
@@ -117,6 +122,8 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self._sessions.add(session)
         if self._load is not None:
             session.show_load(self._load)
+        if self._live.is_draining:
+            session.show_drain()
         try:
             await _until_first_ends(
                 self._read(session, context), self._write(session, context, wake)
@@ -250,6 +257,7 @@ def submit_from_proto(message: detokenizer_pb2.TextSubmit) -> TextSubmit:
         cache_salt=message.cache_salt,
         tenant_id=message.tenant_id,
         first_token_timeout_ms=message.first_token_timeout_ms,
+        attempt=message.attempt,
     )
 
 
@@ -265,6 +273,7 @@ def outgoing_to_proto(outgoing: Outgoing) -> Iterator[ConnectResponse]:
             frames=frames,
             ends=map(_end_to_proto, outgoing.ends) if number == last else (),
             load=load_to_proto(outgoing.load) if outgoing.load and number == 0 else None,
+            is_draining=outgoing.is_draining,
         )
 
 

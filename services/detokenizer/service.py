@@ -63,6 +63,7 @@ class DetokenizerService:
 
     def _refuse_new(self) -> None:
         self._live.is_draining = True
+        self._servicer.show_drain()
 
     def _relay(self, load: LoadSnapshot) -> None:
         self._servicer.show_load(load)

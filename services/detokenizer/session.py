@@ -49,9 +49,12 @@ class Outgoing:
     frames: list[tuple[int, bytes]] = field(default_factory=list)
     ends: list[tuple[int, TextEnd]] = field(default_factory=list)
     load: LoadSnapshot | None = None
+    # Told with whatever else there is to say, and once by itself.
+    is_draining: bool = False
+    is_news: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.verdicts or self.frames or self.ends or self.load)
+        return bool(self.verdicts or self.frames or self.ends or self.load or self.is_news)
 
 
 class Session:
@@ -75,6 +78,7 @@ class Session:
         self._changed: dict[int, None] = {}
         self._refused: list[tuple[int, RequestError]] = []
         self._load: LoadSnapshot | None = None
+        self._has_told_drain = False
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -97,10 +101,21 @@ class Session:
         self._load = load
         self._wake()
 
+    def show_drain(self) -> None:
+        """Tell that no new request is taken any more."""
+        self._wake()
+
     def collect(self, now: float) -> Outgoing:
         """Everything there is to say now; may be nothing."""
-        outgoing = Outgoing(verdicts=list(self._refused), load=self._load)
+        is_draining = self._live.is_draining
+        outgoing = Outgoing(
+            verdicts=list(self._refused),
+            load=self._load,
+            is_draining=is_draining,
+            is_news=is_draining and not self._has_told_drain,
+        )
         self._refused, self._load = [], None
+        self._has_told_drain = is_draining
         changed, self._changed = self._changed, {}
         for stream_id in changed:
             delivery = self._deliveries.get(stream_id)
@@ -129,7 +144,7 @@ class Session:
             self._check_free(stream_id)
             response = build_response(submit, self._context, now)
             presenter = build_presenter(response, submit.output, self._context)
-            sent = upstream_submit(submit, response, self._context, submit.request_id)
+            sent = upstream_submit(submit, response, self._context, submit.attempt_id)
         except RequestError as error:
             self._refuse(stream_id, error)
             return

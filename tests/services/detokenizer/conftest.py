@@ -54,6 +54,7 @@ class Frontend:
         self.answers: dict[int, Answer] = {}
         self.load: common_pb2.LoadSnapshot | None = None
         self.num_messages = 0
+        self.is_told_of_drain = False
 
     async def submit(self, *submits: tuple[int, Any], credit: int = 1 << 20) -> None:
         for stream_id, _ in submits:
@@ -83,6 +84,7 @@ class Frontend:
         if message is grpc.aio.EOF:
             raise EOFError
         self.num_messages += 1
+        self.is_told_of_drain = message.is_draining
         for verdict in message.verdicts:
             assert self.answers[verdict.stream_id].verdict is None
             self.answers[verdict.stream_id].verdict = verdict

@@ -41,6 +41,10 @@ async def test_a_drain_refuses_newcomers_and_lets_running_requests_end(mesh: Mes
         assert (await stub.Drain(admin_pb2.DrainRequest(), timeout=5)).num_live == 1
         status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
     assert (status.service, status.is_draining, status.num_live) == ("detokenizer", True, 1)
+    await frontend.read_until(lambda: frontend.is_told_of_drain)
+    late = mesh.connect()
+    await late.read_until(lambda: late.is_told_of_drain)
+    late.call.cancel()
     await frontend.submit((2, mesh.submit("a")))
     await frontend.read_until_over(1, 2)
     verdict = frontend.answers[2].verdict

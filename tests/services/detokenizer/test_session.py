@@ -117,6 +117,33 @@ def test_a_draining_service_refuses() -> None:
     assert refusal.reason is FailureReason.DRAINING
 
 
+def test_a_drain_is_told_at_once_and_with_whatever_comes_later() -> None:
+    frontend = Frontend()
+    frontend.send(1, submit(is_stream=True))
+    frontend.upstream.listeners[0].on_verdict(0, None)
+    assert not frontend.read().is_draining
+    frontend.live.is_draining = True
+    woken = frontend.num_wakes
+    frontend.session.show_drain()
+    assert frontend.num_wakes == woken + 1
+    told = frontend.read()
+    assert told
+    assert told.is_draining
+    assert not frontend.session.collect(0.0)
+    frontend.upstream.listeners[0].on_tokens(0, 0, ids("a"), None)
+    assert frontend.read().is_draining
+
+
+def test_a_later_attempt_has_an_id_of_its_own_at_the_scheduler_and_none_else() -> None:
+    frontend = Frontend()
+    frontend.send(1, submit())
+    frontend.send(2, replace(submit(), attempt=1))
+    assert [sent.request_id for sent in frontend.upstream.submits] == ["r", "r.1"]
+    for listener in frontend.upstream.listeners:
+        listener.on_verdict(0, None)
+    assert frontend.live.abort("r") == 2
+
+
 def test_an_abort_reaches_the_scheduler_and_is_answered_by_an_end() -> None:
     frontend = Frontend()
     frontend.send(1, submit())
