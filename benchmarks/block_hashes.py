@@ -16,7 +16,6 @@ import time
 from array import array
 from collections.abc import Callable
 
-from services.scheduler.block_hashes import BlockHashes, root_hash
 from services.scheduler.cache_events import CachedBlock, CacheLog
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import SequenceSubmit, Submission
@@ -24,6 +23,7 @@ from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity
 from services.scheduler.prefix_cache import PrefixCache
 from services.scheduler.sequence import Request, Sequence
+from shared.block_hashes import BlockHashes, root_hash
 from shared.sampling import SamplingSpec
 
 NUM_TOKENS = 131_072

@@ -15,7 +15,7 @@ PURE_MODULES = {
         *("sequence", "block_pool", "core", "plan", "batch", "results", "admission", "waiting"),
         *("placement", "replica", "ticks", "deadlines", "limits"),
         *("policy", "fairness", "throttle", "passing", "pace", "backlog", "placer", "plan_builder"),
-        *("block_hashes", "prefix_cache", "cache_events", "naming"),
+        *("prefix_cache", "cache_events", "naming"),
     ),
     "services/detokenizer": (
         *("text", "stops", "machine", "assemble", "schema"),

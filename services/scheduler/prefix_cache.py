@@ -1,8 +1,9 @@
 """Which blocks of a worker hold the start of which texts: found at admission, shared, not copied.
 
-A block gets a name (`block_hashes.py`) once it is full and the result that computed its last token
-is here, so no name ever stands for tokens that are not computed, or for drafts. From then on the
-pool keeps it, and whoever starts with the same tokens holds it as well instead of computing it.
+A block gets a name (`shared/block_hashes.py`) once it is full and the result that computed its last
+token is here, so no name ever stands for tokens that are not computed, or for drafts. From then on
+the pool keeps it, and whoever starts with the same tokens holds it as well instead of computing
+it.
 
 Laws
 - A name stands for one block, and a block has one name; a second block of the same content stays
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from services.scheduler.block_hashes import BlockHashes, root_hash
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.cache_events import CachedBlock, CacheLog
 from services.scheduler.limits import Limits
 from services.scheduler.sequence import Sequence
+from shared.block_hashes import BlockHashes, root_hash
 from shared.sampling import SamplingSpec
 
 # Of a sequence that names nothing any more.

@@ -16,8 +16,8 @@ from services.scheduler.outlet import Outlet
 from shared.sampling import SamplingSpec, SequenceStats
 
 if TYPE_CHECKING:
-    from services.scheduler.block_hashes import BlockHashes
     from services.scheduler.prefix_cache import Found
+    from shared.block_hashes import BlockHashes
 
 # The replica of a sequence that waits for any of them.
 NOWHERE: Final = -1

@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler.block_hashes import HASH_BYTES
 from services.scheduler.cache_events import CacheUpdate
 from services.scheduler.engine import Engine
 from services.scheduler.messages import (
@@ -27,6 +26,7 @@ from services.scheduler.messages import (
     Verdict,
 )
 from services.scheduler.outbox import Outbox, OutboxLimits
+from shared.block_hashes import HASH_BYTES
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.rpc import Server, build_server

@@ -14,10 +14,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from services.scheduler.block_hashes import BlockHashes, root_hash
 from services.worker.kv_cache import KVCaches
 from services.worker.model_build import build_model_executor
 from services.worker.settings import WorkerSettings
+from shared.block_hashes import BlockHashes, root_hash
 from tests.services.pair import Pair
 from tests.services.worker.drafting_cases import PROMPTS, SAMPLINGS
 from tests.services.worker.fake_decoder import make_executor

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.scheduler.block_hashes import BlockHashes, root_hash
 from services.scheduler.cache_events import CachedBlock
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
@@ -18,6 +17,7 @@ from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, S
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, StepResult
 from services.scheduler.ticks import plan_step
+from shared.block_hashes import BlockHashes, root_hash
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec, SequenceStats

@@ -8,9 +8,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos.glm.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import server
-from services.scheduler.block_hashes import HASH_BYTES, BlockHashes, root_hash
 from services.scheduler.cache_events import CacheChange, CachedBlock, CacheEvent, CacheUpdate
 from services.scheduler.server import cache_parts
+from shared.block_hashes import HASH_BYTES, BlockHashes, root_hash
 from shared.rpc import open_channel
 from shared.wire import unpack_ids
 from tests.services.scheduler.conftest import LIMIT_S, Running, sequence, submit

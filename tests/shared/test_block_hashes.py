@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.block_hashes import HASH_BYTES, BlockHashes, root_hash
+from shared.block_hashes import HASH_BYTES, BlockHashes, root_hash
 
 ROOT = root_hash("m", 4, "")
 NOTHING = array("I")
