@@ -13,7 +13,7 @@ P95_FUNCTION_LINES = 40
 PURE_MODULES = {
     "services/scheduler": (
         *("sequence", "block_pool", "core", "plan", "batch", "results", "admission", "waiting"),
-        *("placement", "replica", "ticks", "deadlines", "limits"),
+        *("placement", "replica", "replicas", "ticks", "deadlines", "limits"),
         *("policy", "fairness", "throttle", "passing", "pace", "backlog", "placer", "plan_builder"),
         *("prefix_cache", "cache_events", "naming"),
     ),

@@ -10,28 +10,24 @@ Laws
   sequences wait again with their tokens, and their KV is computed anew, by whichever replica has
   room for them first.
 - A sequence that was running at two losses is not tried again: it may be what kills the worker.
+- What fits no replica that still stands ends, or ends earlier: it does not wait for a lost one.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 
 from services.scheduler.admission import check_fit, check_submission
-from services.scheduler.backlog import Backlog, check_first_token, check_room
-from services.scheduler.batch import Batch
-from services.scheduler.cache_events import CachedBlock, CacheLog
+from services.scheduler.backlog import check_first_token, check_room
+from services.scheduler.cache_events import CacheLog
 from services.scheduler.deadlines import Deadlines
-from services.scheduler.holders import Holders
 from services.scheduler.limits import CoreConfig, Limits
 from services.scheduler.messages import Delivery, SequenceEnd, Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.pace import QueuePace
-from services.scheduler.placer import Placer
 from services.scheduler.plan import Capacity, FinishCode, StepPlan, StepResult
 from services.scheduler.policy import Policy
-from services.scheduler.prefix_cache import PrefixCache
-from services.scheduler.replica import Replica, add_counters, check_alike
+from services.scheduler.replicas import Replicas
 from services.scheduler.sequence import NOWHERE, Request, Sequence, SequenceState
-from services.scheduler.waiting import WaitingQueue
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
@@ -57,20 +53,9 @@ class SchedulerCore:
     def __init__(self, config: CoreConfig, num_replicas: int = 1) -> None:
         """No worker, no sequences."""
         self._config = config
-        self._limits: Limits | None = None
         self._policy = Policy(config)
-        self._waiting = WaitingQueue(self._policy)
-        is_single = num_replicas == 1
-        holders = None if is_single else Holders()
-        self.cache_log = CacheLog(self._named_blocks, holders=holders)
-        self._replicas = [
-            Replica(self._waiting if is_single else WaitingQueue(self._policy))
-            for _ in range(num_replicas)
-        ]
-        self._placer = Placer(self._waiting, self._replicas, holders)
+        self._replicas = Replicas(num_replicas, self._policy)
         self._pace = QueuePace()
-        # A single replica has nothing to choose: all that waits is placed.
-        self._unplaced = 0 if is_single else NOWHERE
         self._deadlines = Deadlines()
         self._requests: dict[str, Request] = {}
         self._filled: dict[Outlet, None] = {}
@@ -94,11 +79,11 @@ class SchedulerCore:
             sampling = dataclasses.replace(submission.sampling, seed=entry.seed)
             sequence = Sequence(request, outlet, entry, sampling, now)
             sequence.cut_to(limits.max_sequence_len)
-            sequence.replica = self._unplaced
+            sequence.replica = self._replicas.unplaced
             request.live.append(sequence)
             outlet.sequences[entry.stream_id] = sequence
             self._policy.shares.enter(sequence.tenant_id)
-            self._waiting.add(sequence, now)
+            self._replicas.waiting.add(sequence, now)
             self._deadlines.add(sequence, deadline)
             if submission.first_token_timeout_ms:
                 self._deadlines.add_first_token(
@@ -161,8 +146,8 @@ class SchedulerCore:
 
     def tick(self, now: float) -> None:
         """End the sequences whose time is over, look at how fast the queue gets shorter."""
-        num_started = sum(replica.clock.num_started for replica in self._replicas)
-        self._pace.look(now, num_started, is_waiting=bool(self._num_waiting))
+        replicas = self._replicas
+        self._pace.look(now, replicas.num_started, is_waiting=bool(replicas.num_waiting))
         for sequence, is_first_late in self._deadlines.expired(now):
             waited_ms = round((now - sequence.arrived_at) * 1000)
             text = f"the time limit is over after {waited_ms} ms"
@@ -183,32 +168,20 @@ class SchedulerCore:
         Raises:
             WorkerContractError: It is not like the replicas whose sequences it may get.
         """
-        opened = self._replicas[replica]
-        assert opened.batch is None, "an epoch is open already"
-        limits = Limits.of(self._config, capacity)
-        check_alike(limits, self._replicas)
-        self._limits = opened.limits = limits
-        for sequence in list(self._waiting):
+        self._replicas.open(replica, Limits.of(self._config, capacity), self)
+        for sequence in list(self._replicas.waiting):
             sequence.last_step = 0
-            try:
-                check_fit(sequence.num_tokens, limits)
-            except RequestError as error:
-                self._end(sequence, now, failure=error)
-            else:
-                sequence.cut_to(limits.max_sequence_len)
-        cache = PrefixCache(limits, self.cache_log, replica)
-        opened.batch = Batch(limits, opened.waiting, self, cache, opened.clock)
+            misfit = self._fit(sequence)
+            if misfit is not None:
+                self._end(sequence, now, failure=misfit)
 
     def worker_lost(
         self, error: RequestError, now: float, *, can_resume: bool, replica: int = 0
     ) -> None:
-        """The epoch is over. Running sequences wait for the next one, or fail with `error`."""
-        lost = self._replicas[replica]
-        ran = lost.close()
-        if lost.waiting is not self._waiting:
-            for sequence in list(lost.waiting):
-                lost.waiting.remove(sequence)
-                self._wait_again(sequence, now)
+        """The epoch is over. Running sequences wait for another one, or fail with `error`."""
+        ran, waited = self._replicas.close(replica)
+        for sequence in waited:
+            self._wait_again(sequence, now)
         for sequence in ran:
             sequence.leave(SequenceState.WAITING)
             sequence.blocks = []
@@ -217,16 +190,39 @@ class SchedulerCore:
             self._wait_again(sequence, now)
             if not can_resume or sequence.num_losses >= MAX_LOSSES:
                 self._end(sequence, now, failure=error)
+        if self._replicas.is_standing:
+            self._fit_those_left(error, now)
+
+    def _fit_those_left(self, error: RequestError, now: float) -> None:
+        """Who waits fits one of the replicas that are left, or fails with `error` and its size."""
+        for sequence in list(self._replicas.waiting):
+            misfit = self._fit(sequence)
+            if misfit is not None:
+                text = f"{error.message}; of the replicas that are left: {misfit.message}"
+                failure = RequestError(error.reason, text, retry_after_ms=error.retry_after_ms)
+                self._end(sequence, now, failure=failure)
+
+    def _fit(self, sequence: Sequence) -> RequestError | None:
+        """Let a sequence end where the largest replica has no more room; why it cannot run."""
+        limits = self._replicas.limits
+        assert limits is not None
+        if sequence.total_limit > limits.max_sequence_len:
+            try:
+                check_fit(sequence.num_tokens, limits)
+            except RequestError as error:
+                return error
+            sequence.cut_to(limits.max_sequence_len)
+        return None
 
     def drain_replica(self, replica: int, now: float, *, is_draining: bool) -> None:
         """As `Placer.drain`; what leaves the replica waits for any of them."""
-        for sequence in self._placer.drain(replica, is_draining=is_draining):
+        for sequence in self._replicas.placer.drain(replica, is_draining=is_draining):
             self._wait_again(sequence, now)
 
     def _wait_again(self, sequence: Sequence, now: float) -> None:
-        sequence.replica = self._unplaced
+        sequence.replica = self._replicas.unplaced
         sequence.last_step = 0
-        self._waiting.add(sequence, now)
+        self._replicas.waiting.add(sequence, now)
 
     def fail_all(self, error: RequestError, now: float) -> None:
         """End every live sequence."""
@@ -239,23 +235,14 @@ class SchedulerCore:
         batch = self._replicas[replica].batch
         if batch is None:
             return None
-        if self._unplaced == NOWHERE:
-            self._placer.place(replica, now)
+        if self._replicas.unplaced == NOWHERE:
+            self._replicas.placer.place(replica, now)
         return batch.plan(now, takes_prompts=takes_prompts)
 
     def is_prompt_step(self, replicas: Iterable[int]) -> bool:
-        """Whether the next step of replicas that step together takes prompts.
-
-        All take them in the same steps, every `prefill_schedule_interval`th: a prompt makes a step
-        a long one for all replicas. Nobody waits where none decodes, or all have prompts.
-        """
-        batches = [b for r in replicas if (b := self._replicas[r].batch) is not None]
-        step = max(batch.last_planned_step for batch in batches) + 1
-        return (
-            step % self._config.prefill_schedule_interval == 0
-            or not any(batch.decodes for batch in batches)
-            or all(batch.has_prompts for batch in batches)
-        )
+        """Whether the next step of replicas that step together takes prompts."""
+        interval = self._config.prefill_schedule_interval
+        return self._replicas.is_prompt_step(replicas, interval)
 
     def plan_nothing(self, replica: int) -> StepPlan:
         """A plan without rows, for a replica whose world makes a step; its window has room."""
@@ -273,20 +260,22 @@ class SchedulerCore:
 
     def tidy(self) -> bool:
         """Do what no step has to wait for; whether there is more of it to do."""
-        return any([replica.batch.tidy() for replica in self._replicas if replica.batch])
+        return self._replicas.tidy()
 
     def reset_prefix_cache(self) -> int:
         """Let nobody share what was computed so far; returns how many blocks that concerns."""
-        return sum(replica.batch.clear_cache() for replica in self._replicas if replica.batch)
+        return self._replicas.clear_caches()
 
     @property
     def block_naming(self) -> tuple[str, int]:
         """Digest of the model and block size; empty and 0 before the first worker was reached."""
-        return (self._limits.model_digest, self._limits.block_size) if self._limits else ("", 0)
+        limits = self._replicas.limits
+        return (limits.model_digest, limits.block_size) if limits else ("", 0)
 
-    def _named_blocks(self) -> list[CachedBlock]:
-        batches = [replica.batch for replica in self._replicas if replica.batch]
-        return [block for batch in batches for block in batch.cache.named_blocks()]
+    @property
+    def cache_log(self) -> CacheLog:
+        """The changes of all prefix caches."""
+        return self._replicas.cache_log
 
     # -- what the batch tells (results.BatchOwner) ---------------------------------------------
 
@@ -324,7 +313,7 @@ class SchedulerCore:
     @property
     def num_live(self) -> int:
         """Sequences that have not ended."""
-        return self._num_waiting + sum(len(r.batch.running) for r in self._replicas if r.batch)
+        return self._replicas.num_waiting + self._replicas.num_running
 
     @property
     def num_in_flight(self) -> int:
@@ -358,52 +347,15 @@ class SchedulerCore:
 
     def load(self) -> LoadSnapshot:
         """A snapshot for routers, metrics and operators."""
-        totals = self._replicas[0].counters()
-        for replica in self._replicas[1:]:
-            totals = add_counters(totals, replica.counters())
-        return dataclasses.replace(
-            totals,
-            num_waiting=self._num_waiting,
-            num_waiting_tokens=self._num_waiting_tokens,
-            num_aborts_total=self._num_aborts,
-            max_model_len=self._limits.max_sequence_len if self._limits else 0,
-            replicas=tuple(replica.load() for replica in self._replicas),
-        )
-
-    @property
-    def _num_waiting(self) -> int:
-        return len(self._waiting) + sum(map(len, self._placed_queues()))
-
-    @property
-    def _num_waiting_tokens(self) -> int:
-        return self._waiting.num_tokens + sum(q.num_tokens for q in self._placed_queues())
-
-    def _placed_queues(self) -> list[WaitingQueue]:
-        """Queues of replicas beside the common one."""
-        return [r.waiting for r in self._replicas if r.waiting is not self._waiting]
+        return dataclasses.replace(self._replicas.load(), num_aborts_total=self._num_aborts)
 
     def check(self) -> None:
         """Assert every law that can be seen from outside; for tests."""
-        running: list[Sequence] = []
-        waiting = list(self._waiting)
-        assert all(sequence.replica == self._unplaced for sequence in waiting)
-        for number, replica in enumerate(self._replicas):
-            own = list(replica.waiting)
-            if replica.batch:
-                replica.batch.check()
-                own += replica.batch.running
-                running += replica.batch.running
-            assert all(sequence.replica == number for sequence in own), "a sequence is elsewhere"
-        waiting += [sequence for queue in self._placed_queues() for sequence in queue]
-        assert not set(running) & set(waiting), "a sequence runs and waits"
+        found = self._replicas.check()
         live = [s for request in self._requests.values() for s in request.live]
-        assert sorted(map(id, live)) == sorted(map(id, running + waiting)), "a sequence is lost"
+        assert sorted(map(id, live)) == sorted(map(id, found)), "a sequence is lost"
         for sequence in live:
             assert sequence.outlet.sequences[sequence.stream_id] is sequence
-        for sequence in waiting:
-            assert sequence.state is SequenceState.WAITING
-            assert not sequence.blocks, "a waiting sequence holds blocks"
-            assert sequence.row < 0, "a waiting sequence holds a row"
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -415,11 +367,12 @@ class SchedulerCore:
             raise RequestError(
                 refusal.reason, refusal.message, retry_after_ms=refusal.retry_after_ms
             )
-        if self._limits is None:
+        limits = self._replicas.limits
+        if limits is None:
             raise RequestError(
                 FailureReason.UPSTREAM_LOST, "no worker has been reached yet", retry_after_ms=1000
             )
-        check_submission(submission, self._limits)
+        check_submission(submission, limits)
         if submission.request_id in self._requests:
             raise RequestError(
                 FailureReason.ALREADY_EXISTS,
@@ -429,23 +382,13 @@ class SchedulerCore:
         num_tokens = sum(
             len(s.prompt_token_ids) + len(s.output_token_ids) for s in submission.sequences
         )
-        backlog = self._backlog()
+        backlog = self._replicas.backlog(self._pace.per_s)
         check_room(backlog, self._config, num_tokens)
         if submission.first_token_timeout_ms:
-            before = self._waiting.tokens_before(submission.tenant_id, num_tokens)
+            before = self._replicas.waiting.tokens_before(submission.tenant_id, num_tokens)
             limit_s = submission.first_token_timeout_ms / 1000
             check_first_token(backlog, limit_s, num_tokens, before)
-        return self._limits
-
-    def _backlog(self) -> Backlog:
-        open_ones = [(r, r.batch) for r in self._replicas if r.batch]
-        return Backlog(
-            num_sequences=self._num_waiting,
-            num_tokens=self._num_waiting_tokens,
-            num_catch_up_tokens=sum(batch.num_catch_up_tokens for _, batch in open_ones),
-            sequences_per_s=self._pace.per_s,
-            prompt_tokens_per_s=sum(r.clock.prompt_tokens_per_s for r, _ in open_ones),
-        )
+        return limits
 
     def _end(
         self,
@@ -464,9 +407,7 @@ class SchedulerCore:
             assert batch is not None
             batch.remove(sequence, SequenceState.ENDED)
         else:
-            is_placed = sequence.replica != self._unplaced
-            queue = self._replicas[sequence.replica].waiting if is_placed else self._waiting
-            queue.remove(sequence)
+            self._replicas.queue_of(sequence).remove(sequence)
             sequence.leave(SequenceState.ENDED)
         request, outlet = sequence.request, sequence.outlet
         request.live.remove(sequence)

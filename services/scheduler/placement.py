@@ -30,6 +30,7 @@ class ReplicaWork:
         num_total_blocks: Blocks of its cache.
         max_num_seqs: Most sequences of a step.
         max_num_batched_tokens: Most tokens of a step.
+        max_sequence_len: Most tokens of a sequence that is alone there.
         num_named_blocks: Blocks that can be found in its prefix cache.
     """
 
@@ -39,6 +40,7 @@ class ReplicaWork:
     num_total_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_sequence_len: int
     num_named_blocks: int = 0
 
     def cost(self, num_missing: int = 0) -> float:

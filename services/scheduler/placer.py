@@ -1,5 +1,8 @@
 """Gives what waits to replicas that have room, in the order of the queue.
 
+Law: a sequence goes where all of it has room, up to its last token; to a replica that drains only
+if no other that stands could ever hold it.
+
 A replica asks before each of its plans. What it, and what waits, looked like when nobody could be
 placed is remembered, so that a queue that has to wait costs a comparison and no more. What the
 replicas hold of a sequence is looked up when one of them has room for it: once, mostly.
@@ -45,13 +48,14 @@ class Placer:
         """Place as many as there is room for; `asking` is the replica that will plan."""
         if not len(self._waiting) or self._state(asking) == self._stopped_at[asking]:
             return
-        works = [None if replica.is_draining else replica.work() for replica in self._replicas]
-        if not any(works):
-            # Nobody waits for a replica that is lost while one stands, draining or not.
-            works = [replica.work() for replica in self._replicas]
+        works = [replica.work() for replica in self._replicas]
         while self._round(works, now):
             pass
         self._stopped_at = [self._state(number) for number in range(len(self._replicas))]
+
+    def look_anew(self) -> None:
+        """Replicas came or went: what waits may have another choice."""
+        self._stopped_at = [()] * len(self._replicas)
 
     def drain(self, number: int, *, is_draining: bool) -> list[Sequence]:
         """Give a replica nothing new, or undo that; returns what never ran there and has to leave.
@@ -71,7 +75,7 @@ class Placer:
             raise RequestError(FailureReason.INVALID_ARGUMENT, text, field="replica")
         else:
             drained.is_draining = True
-        self._stopped_at = [()] * len(self._replicas)
+        self.look_anew()
         # One that ran may still get tokens of a plan in flight: it ends there.
         leaving = [s for s in drained.waiting if is_draining and not s.last_step]
         for sequence in leaving:
@@ -99,11 +103,12 @@ class Placer:
         if limits is None:
             return False
         needed = blocks_to_start(sequence, limits)
-        if not passing.allows(needed) or not any(work and work.has_room(needed) for work in works):
+        able = self._able(sequence, works)
+        if not passing.allows(needed) or not any(work and work.has_room(needed) for work in able):
             passing.stop(sequence, needed)
             return False
         hits = self._hit_tokens(sequence)
-        number = choose_replica(works, needed, sequence.num_tokens, hits)
+        number = choose_replica(able, needed, sequence.num_tokens, hits)
         assert number is not None, "a replica had room"
         passing.note(needed)
         self._waiting.take(sequence, now)
@@ -111,6 +116,18 @@ class Placer:
         self._replicas[number].waiting.add(sequence, now, needed, hits[number] if hits else 0)
         works[number] = self._replicas[number].work()
         return True
+
+    def _able(
+        self, sequence: Sequence, works: list[ReplicaWork | None]
+    ) -> list[ReplicaWork | None]:
+        """Work of the replicas that a sequence may go to."""
+        most = sequence.total_limit
+        fitting = [work if work and most <= work.max_sequence_len else None for work in works]
+        taking = [
+            None if replica.is_draining else work
+            for replica, work in zip(self._replicas, fitting, strict=True)
+        ]
+        return taking if any(taking) else fitting
 
     def _hit_tokens(self, sequence: Sequence) -> list[int]:
         """Tokens of a sequence that each replica holds; empty where that does not matter."""

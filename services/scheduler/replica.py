@@ -16,10 +16,10 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.waiting import WaitingQueue
 from shared.sampling import LoadSnapshot, ReplicaLoad
 
-# What replicas must have in common, so that a sequence can go on at another.
+# What replicas must have in common, so that a sequence can go on at another. Their caches may have
+# different sizes: a sequence goes only where all of it has room (`placer.py`).
 _COMMON = (
     "max_model_len",
-    "max_sequence_len",
     "block_size",
     "vocab_size",
     "is_replay",
@@ -71,6 +71,7 @@ class Replica:
             num_total_blocks=batch.holdings.num_total_blocks,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_sequence_len=limits.max_sequence_len,
             num_named_blocks=batch.cache.num_named,
         )
 

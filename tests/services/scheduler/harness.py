@@ -7,7 +7,7 @@ checks its own laws after every event.
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.scheduler.cache_events import CachedBlock
@@ -59,6 +59,7 @@ class Side:
     """One replica: its worker, and the plans and results on their way."""
 
     def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
         self.worker = SimulatedWorker(capacity)
         self.results: deque[StepResult] = deque()
         self.in_flight: deque[InFlight] = deque()
@@ -73,24 +74,42 @@ class Side:
 
 
 class Harness:
-    """One core with everything around it; seeds and stream_ids are the same numbers."""
+    """One core with everything around it; seeds and stream_ids are the same numbers.
+
+    Args:
+        capacity: Of every replica.
+        run_length: Tokens per result of a row.
+        num_replicas: How many.
+        num_blocks: Of each replica, where they differ.
+        is_joint: The replicas are one world: they step, end and start together.
+        config: Settings of the core.
+    """
 
     def __init__(
-        self, capacity: Capacity, run_length: int = 1, *, num_replicas: int = 1, **config: Any
+        self,
+        capacity: Capacity,
+        run_length: int = 1,
+        *,
+        num_replicas: int = 1,
+        num_blocks: Sequence[int] = (),
+        is_joint: bool = False,
+        **config: Any,
     ) -> None:
         self.now = 0.0
         self.capacity = capacity
         self.run_length = run_length
         self.window = config.get("max_plans_in_flight", 1)
         self.core = SchedulerCore(CoreConfig(**config), num_replicas=num_replicas)
-        self.sides = [Side(capacity) for _ in range(num_replicas)]
+        self.is_joint = is_joint
+        sizes = num_blocks or [capacity.num_blocks] * num_replicas
+        self.sides = [Side(replace(capacity, num_blocks=size)) for size in sizes]
         self.ends_at: dict[int, tuple[int, int]] = {}
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
         self.num_submitted = 0
         self.prompts: dict[int, array[int]] = {}
         self.next_prompt: array[int] | None = None
-        for replica in range(num_replicas):
+        for replica in range(1 if is_joint else num_replicas):
             self.open_epoch(replica)
 
     @property
@@ -106,20 +125,26 @@ class Harness:
         return self.sides[0].in_flight
 
     def open_epoch(self, replica: int = 0) -> None:
-        side = self.sides[replica]
-        side.forget()
-        self.core.worker_opened(self.capacity, self.now, replica)
-        side.worker = SimulatedWorker(self.capacity)
-        side.worker.run_length = self.run_length
-        side.worker.end_at = self.ends_at
-        side.is_open = True
+        for number in self.world_of(replica):
+            side = self.sides[number]
+            side.forget()
+            self.core.worker_opened(side.capacity, self.now, number)
+            side.worker = SimulatedWorker(side.capacity)
+            side.worker.run_length = self.run_length
+            side.worker.end_at = self.ends_at
+            side.is_open = True
         self.check()
 
     def lose_worker(self, *, can_resume: bool = True, replica: int = 0) -> None:
-        self.core.worker_lost(LOST, self.now, can_resume=can_resume, replica=replica)
-        self.sides[replica].forget()
-        self.sides[replica].is_open = False
+        for number in self.world_of(replica):
+            self.core.worker_lost(LOST, self.now, can_resume=can_resume, replica=number)
+            self.sides[number].forget()
+            self.sides[number].is_open = False
         self.check()
+
+    def world_of(self, replica: int) -> Sequence[int]:
+        """The replicas that step, end and start together with this one."""
+        return range(len(self.sides)) if self.is_joint else [replica]
 
     @property
     def is_open(self) -> bool:
@@ -239,7 +264,12 @@ class Harness:
 
     def tick(self) -> bool:
         """A step of all replicas as one world; their results wait."""
-        plans = plan_step(self.core, 0, [self.capacity] * len(self.sides), self.now)
+        if not all(side.is_open for side in self.sides):
+            return False
+        num_live = sum(self.core.num_live_at(replica) for replica in range(len(self.sides)))
+        is_idle = self.core.num_in_flight_at(0) == 0
+        plans = plan_step(self.core, 0, [side.capacity for side in self.sides], self.now)
+        assert plans or not (is_idle and num_live), "work waits and nothing is planned"
         for replica, plan in enumerate(plans or ()):
             self._run(plan, replica)
         self.check()
@@ -257,8 +287,19 @@ class Harness:
             self.check_names()
         return result
 
+    def take_tick(self) -> None:
+        """The oldest result of each replica of a world reaches the core."""
+        for replica, side in enumerate(self.sides):
+            if side.results:
+                self.take_result(replica)
+
     def step(self) -> None:
         """What an engine does: fill the windows, take one result of each replica."""
+        if self.is_joint:
+            while self.tick():
+                pass
+            self.take_tick()
+            return
         for replica, side in enumerate(self.sides):
             while self.plan(replica) is not None:
                 pass
@@ -296,7 +337,7 @@ class Harness:
 
     def _check_holders(self, found: Sequence[CachedBlock]) -> None:
         """Placement knows the same blocks at the same replicas."""
-        holders, count = self.core._placer._holders, len(self.sides)
+        holders, count = self.core._replicas.placer._holders, len(self.sides)
         if holders is None:
             assert count == 1
             return

@@ -13,6 +13,7 @@ def work(**changes: int) -> ReplicaWork:
         "num_total_blocks": 100,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 50,
+        "max_sequence_len": 1000,
     }
     return ReplicaWork(**(values | changes))
 

@@ -147,7 +147,7 @@ def test_hits_of_a_placed_sequence_are_not_counted_as_work() -> None:
     settle(harness)
     replica: Replica = max(harness.core._replicas, key=lambda r: r.counters().num_cached_blocks)
     harness.submit(outlet, [61], fork=0)
-    harness.core._placer.place(0, harness.now)
+    harness.core._replicas.placer.place(0, harness.now)
     work = replica.work()
     assert work is not None
     assert (work.num_sequences, work.num_tokens) == (1, 1)
