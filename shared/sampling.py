@@ -141,3 +141,15 @@ class LoadSnapshot:
     prepare_us_total: int = 0
     num_masks_total: int = 0
     mask_us_total: int = 0
+    instance_id: str = ""
+    is_draining: bool = False
+    model_digest: str = ""
+    block_size_tokens: int = 0
+    num_catch_up_tokens: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    num_schedulers: int = 0
+    num_reached_schedulers: int = 0
+    num_scheduler_losses_total: int = 0
+    num_resubmissions_total: int = 0
+    num_unresumed_total: int = 0

@@ -85,7 +85,7 @@ class SchedulerCore:
             self._policy.shares.enter(sequence.tenant_id)
             self._replicas.waiting.add(sequence, now)
             self._deadlines.add(sequence, deadline)
-            if submission.first_token_timeout_ms:
+            if submission.first_token_timeout_ms and not entry.output_token_ids:
                 self._deadlines.add_first_token(
                     sequence, now + submission.first_token_timeout_ms / 1000
                 )

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from services.scheduler.cache_events import CacheUpdate
@@ -54,6 +55,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with no worker."""
+        # Names this run of the scheduler.
+        self.instance_id = uuid.uuid4().hex
         self._core = core
         self._config = config
         self._show = show
@@ -284,8 +287,13 @@ class Engine:
             await asyncio.sleep(TICK_S)
 
     def _load_now(self) -> LoadSnapshot:
+        model_digest, block_size_tokens = self.block_naming
         return dataclasses.replace(
             self._core.load(),
+            instance_id=self.instance_id,
+            is_draining=self._is_draining,
+            model_digest=model_digest,
+            block_size_tokens=block_size_tokens,
             num_prepared_total=self._preparing.num_prepared,
             prepare_us_total=self._preparing.prepare_us,
             num_masks_total=self._num_masks,

@@ -101,8 +101,12 @@ class Replica:
         )
         if batch is None:
             return past
+        takes_requests = not self.is_draining
         return dataclasses.replace(
             add_counters(past, _counters(batch)),
+            max_num_seqs=takes_requests * batch.limits.max_num_seqs,
+            max_num_batched_tokens=takes_requests * batch.limits.max_num_batched_tokens,
+            num_catch_up_tokens=batch.num_catch_up_tokens,
             num_running=len(batch.running),
             num_free_blocks=batch.holdings.num_free_blocks,
             num_total_blocks=batch.holdings.num_total_blocks,
@@ -136,6 +140,9 @@ def add_counters(a: LoadSnapshot, b: LoadSnapshot) -> LoadSnapshot:
     """The sum of what two snapshots count."""
     return LoadSnapshot(
         num_running=a.num_running + b.num_running,
+        max_num_seqs=a.max_num_seqs + b.max_num_seqs,
+        max_num_batched_tokens=a.max_num_batched_tokens + b.max_num_batched_tokens,
+        num_catch_up_tokens=a.num_catch_up_tokens + b.num_catch_up_tokens,
         num_free_blocks=a.num_free_blocks + b.num_free_blocks,
         num_total_blocks=a.num_total_blocks + b.num_total_blocks,
         num_steps_total=a.num_steps_total + b.num_steps_total,

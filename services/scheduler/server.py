@@ -7,7 +7,6 @@ both write through a bounded outbox. Messages of glm.v1 stop here.
 import asyncio
 import dataclasses
 import math
-import uuid
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from typing import Any, Final, TypeAlias
 
@@ -54,6 +53,8 @@ MAX_RECEIVE_MIB: Final = 64
 # Of a message about prefix caches: a quarter of a megabyte.
 MAX_CACHE_ENTRIES: Final = 4096
 NO_HASH: Final = bytes(HASH_BYTES)
+# Twice as often as the contract promises.
+LIFE_SIGN_S: Final = 0.5
 
 _ABORT_REASONS: Final = {int(reason): reason for reason in AbortReason}
 
@@ -132,21 +133,20 @@ class PrefixCacheServicer(scheduler_pb2_grpc.PrefixCacheServiceServicer):
     """Serves `PrefixCacheService`."""
 
     def __init__(self, engine: Engine) -> None:
-        """A new run: numbers of another one mean nothing here."""
+        """Keep the engine; numbers of another run of it mean nothing here."""
         self._engine = engine
-        self._instance_id = uuid.uuid4().hex
 
     async def WatchCache(
         self, request: scheduler_pb2.WatchCacheRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.WatchCacheResponse]:
         """Follow the prefix caches."""
-        is_known = request.instance_id == self._instance_id
+        is_known = request.instance_id == self._engine.instance_id
         # A caller that waits for the first change knows by this that it is heard.
         await context.send_initial_metadata(())
         async for update in self._engine.watch_cache(request.number if is_known else None):
             digest, block_size = self._engine.block_naming
             for part in cache_parts(update):
-                part.instance_id = self._instance_id
+                part.instance_id = self._engine.instance_id
                 part.model_digest, part.block_size_tokens = digest, block_size
                 yield part
 
@@ -200,7 +200,10 @@ class _Connection:
             # Alone and first: a status cannot follow a first write that was cancelled half-way.
             await self._context.send_initial_metadata(())
             await _until_first_ends(
-                self._read(), self._follow_load(), self._outbox.write_all(self._context.write)
+                self._read(),
+                self._follow_load(),
+                self._tell_life(),
+                self._outbox.write_all(self._context.write),
             )
         finally:
             self._engine.close_outlet(self._outlet)
@@ -235,6 +238,12 @@ class _Connection:
     async def _follow_load(self) -> None:
         async for load in self._engine.watch_load():
             self._outbox.put(ConnectResponse(load=load_to_proto(load)))
+
+    async def _tell_life(self) -> None:
+        """Empty messages: a client can tell who waits from who stands still."""
+        while True:
+            await asyncio.sleep(LIFE_SIGN_S)
+            self._outbox.put(ConnectResponse())
 
 
 async def _until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:

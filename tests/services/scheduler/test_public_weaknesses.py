@@ -6,13 +6,14 @@ deployments) have no test here; constraints have theirs in `test_server_constrai
 
 import pytest
 
+from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import SequenceEnd
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import FinishCode
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason
-from tests.services.scheduler.builders import capacity, limits
+from tests.services.scheduler.builders import capacity, entry, limits, submission
 from tests.services.scheduler.harness import Harness
 
 
@@ -215,6 +216,16 @@ def test_a_first_token_that_came_in_time_ends_its_limit() -> None:
         harness.core.tick(harness.now)
     harness.run_to_end()
     assert len(harness.streams[0].tokens) == 30
+
+
+def test_a_sequence_that_goes_on_had_its_first_token_elsewhere() -> None:
+    """Lost by one scheduler and submitted to another: its next token is not its first."""
+    core, outlet = SchedulerCore(CoreConfig()), Outlet()
+    core.worker_opened(capacity(), 0.0)
+    entries = entry(stream_id=0, output=(9,)), entry(stream_id=1)
+    core.submit(submission(*entries, first_token_timeout_ms=5), outlet, 0.0)
+    core.tick(0.01)
+    assert list(outlet.sequences) == [0]
 
 
 def test_a_budget_that_measured_speed_cannot_meet_is_refused_at_once() -> None:

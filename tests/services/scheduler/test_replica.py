@@ -106,3 +106,17 @@ def test_a_replica_on_which_the_others_sequences_could_not_go_on_is_refused(
         core.worker_opened(capacity(**changes), 0.0, 1)
     core.check()
     core.worker_opened(capacity(num_blocks=25), 0.0, 1)
+
+
+def test_the_load_tells_what_is_left_to_compute_and_the_room_of_those_that_take_requests() -> None:
+    harness = two()
+    harness.submit(Outlet(), [40, 5], max_tokens=4)
+    harness.plan(0)
+    load = harness.core.load()
+    assert load.num_running == 1
+    assert load.num_catch_up_tokens == 40 - 32, "a step takes 32 tokens of the long prompt"
+    assert (load.max_num_seqs, load.max_num_batched_tokens) == (8, 64)
+    harness.core.drain_replica(1, harness.now, is_draining=True)
+    load = harness.core.load()
+    assert (load.max_num_seqs, load.max_num_batched_tokens) == (4, 32)
+    harness.run_to_end()

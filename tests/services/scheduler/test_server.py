@@ -6,9 +6,15 @@ import random
 import grpc.aio
 import pytest
 
-from protos.glm.v1 import common_pb2, scheduler_pb2, worker_pb2
+from protos.glm.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    scheduler_pb2,
+    worker_pb2,
+)
 from shared.errors import FailureReason
-from shared.rpc import error_from_rpc
+from shared.rpc import error_from_rpc, open_channel
 from tests.services.scheduler.conftest import (
     LIMIT_S,
     Received,
@@ -65,6 +71,33 @@ async def test_the_load_is_on_the_stream_from_its_start(running: Running) -> Non
     await peer.read_until_ended(0)
     while peer.load.num_output_tokens_total != 4:
         await peer.read()
+
+
+async def test_a_scheduler_without_work_says_so_twice_a_second(running: Running) -> None:
+    await running.start()
+    peer = running.peer()
+    started = asyncio.get_running_loop().time()
+    num_silent = 0
+    while num_silent < 3:
+        async with asyncio.timeout(LIMIT_S):
+            num_silent += not (await peer.call.read()).ByteSize()
+    took = asyncio.get_running_loop().time() - started
+    assert 1.2 < took < 3.0, "half a second each"
+    peer.call.cancel()
+
+
+async def test_the_load_names_the_run_its_model_and_whether_it_drains(running: Running) -> None:
+    await running.start()
+    before = await running.load()
+    assert before.instance_id
+    assert not before.is_draining
+    assert (before.model_digest, before.block_size_tokens) == ("", 4), "the fake worker's"
+    async with open_channel(running.admin_address) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        await stub.Drain(admin_pb2.DrainRequest(), timeout=LIMIT_S)
+    after = await running.load()
+    assert after.is_draining
+    assert after.instance_id == before.instance_id
 
 
 async def test_siblings_of_one_response_stream_side_by_side(running: Running) -> None:
