@@ -155,6 +155,7 @@ def _build_choices(submit: TextSubmit, context: BuildContext) -> tuple[Choice, .
             machine,
             shows_reasoning=spec.include_reasoning,
             shows_all_calls=spec.parallel_tool_calls,
+            tells_tokens=spec.include_logprobs,
         )
 
     choices = tuple(

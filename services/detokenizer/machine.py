@@ -78,6 +78,10 @@ class OutputMachine:
         """Whether the next text is content."""
         return self._state is _State.CONTENT
 
+    def reads_as_content(self, token: int) -> bool:
+        """Whether a token is text of the content, rather than of reasoning, a call or a marker."""
+        return self._state is _State.CONTENT and token not in self._added_ids
+
     @property
     def pending(self) -> bytes:
         """Bytes of an incomplete character."""

@@ -26,6 +26,7 @@ class Run:
     """Text of one kind; of a call these are its arguments.
 
     `is_new` is false for the rest of a run whose beginning was taken before. `index` counts calls.
+    `tokens` are those whose text a run of content has, counted over the content of the output.
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class Run:
     call_id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -69,17 +71,27 @@ class OrderedText:
         machine: Gets the tokens.
         shows_reasoning: Whether reasoning is kept.
         shows_all_calls: Whether calls behind the first one are kept.
+        tells_tokens: Whether runs of content tell their tokens.
     """
 
     num_decoded_chars = 0  # offsets are told for completions only
 
     def __init__(
-        self, machine: OutputMachine, *, shows_reasoning: bool, shows_all_calls: bool
+        self,
+        machine: OutputMachine,
+        *,
+        shows_reasoning: bool,
+        shows_all_calls: bool,
+        tells_tokens: bool = False,
     ) -> None:
         """Start with nothing shown."""
         self._machine = machine
         self._shows_reasoning = shows_reasoning
         self._shows_all_calls = shows_all_calls
+        self._tells_tokens = tells_tokens
+        self._num_tokens = 0
+        # Tokens of content whose text has not been shown yet.
+        self._held_tokens: list[int] = []
         self._last: tuple[Kind, int] | None = None
         self.delta = OrderedDelta()
 
@@ -124,6 +136,9 @@ class OrderedText:
 
     def push(self, token: int) -> None:
         """One token of the output."""
+        if self._tells_tokens and self._machine.reads_as_content(token):
+            self._held_tokens.append(self._num_tokens)
+            self._num_tokens += 1
         self._machine.push(token)
         if self._machine.delta:
             self._sort(self._machine.take())
@@ -144,8 +159,13 @@ class OrderedText:
             for text in delta.reasoning:
                 self._run(Kind.REASONING).pieces.append(text)
         for text in delta.content:
-            self._run(Kind.CONTENT).pieces.append(text)
+            run = self._run(Kind.CONTENT)
+            run.pieces.append(text)
+            run.tokens += self._held_tokens
+            self._held_tokens = []
         for piece in delta.tools:
+            if piece.call_id:  # what is held in front of a call is never shown
+                self._held_tokens = []
             if piece.index == 0 or self._shows_all_calls:
                 run = self._run(Kind.CALL, piece.index)
                 run.call_id = run.call_id or piece.call_id

@@ -38,6 +38,8 @@ class ResponseStream:
         self._number = 0
         self._frames: list[bytes] = []
         self._item: Item | None = None
+        # Of all content so far; runs say which are theirs.
+        self._logprobs: list[dict[str, Any]] = []
         self._call_index = -1
         self._output: list[dict[str, Any]] = []
         self._position = 0
@@ -72,20 +74,15 @@ class ResponseStream:
     def _add(self, choice: Choice) -> None:
         delta = choice.text.take()
         assert isinstance(delta, OrderedDelta)
-        logprobs = self._writer.logprobs_of(choice.logprobs)
+        self._logprobs += self._writer.logprobs_of(choice.logprobs)
         choice.logprobs = []
         for run in delta.runs:
             if run.is_new or self._item is None:
                 self._close("completed", choice)
                 self._begin(run)
             assert self._item is not None
-            shown = logprobs if run.kind is Kind.CONTENT else []
-            self._extend(self._item, run.text, shown)
-            if shown:
-                logprobs = []
-        # Those of text that is still held back belong to the message that is open.
-        if logprobs and self._item is not None and self._item.kind is Kind.CONTENT:
-            self._item.logprobs += logprobs
+            known = self._logprobs
+            self._extend(self._item, run.text, [known[i] for i in run.tokens] if known else [])
 
     def _begin(self, run: Run) -> None:
         self._item = item = self._writer.begin(run, self._position)

@@ -162,11 +162,12 @@ class ResponseBody:
         delta = choice.text.take()
         assert isinstance(delta, OrderedDelta)
         items: list[Item] = []
+        logprobs = self._writer.logprobs_of(choice.logprobs)
         for run in complete_runs(delta.runs, choice):
             item = self._writer.begin(run, len(items))
             item.pieces = run.pieces
+            item.logprobs = [logprobs[token] for token in run.tokens] if logprobs else []
             items.append(item)
-        give_logprobs(items, self._writer.logprobs_of(choice.logprobs))
         status = status_of(choice)
         shown = [self._writer.whole(item, "completed") for item in items]
         if shown and status == "incomplete":
@@ -181,17 +182,6 @@ class ResponseBody:
 def complete_runs(runs: list[Run], choice: Choice) -> list[Run]:
     """Runs without the call that was cut off."""
     return [run for run in runs if run.kind is not Kind.CALL or run.index < choice.text.num_calls]
-
-
-def give_logprobs(items: list[Item], entries: list[dict[str, Any]]) -> None:
-    """Hand log-probabilities to the messages whose tokens they are, in order."""
-    messages = [item for item in items if item.kind is Kind.CONTENT]
-    for number, item in enumerate(messages):
-        is_last = number == len(messages) - 1
-        size, taken = len(item.text.encode()), 0
-        while entries and (is_last or taken < size):
-            taken += len(entries[0]["bytes"])
-            item.logprobs.append(entries.pop(0))
 
 
 def status_of(choice: Choice) -> str:

@@ -96,3 +96,20 @@ def test_the_state_is_that_of_the_machine(output: str, state: tuple[bool, ...]) 
         text.push(token)
     assert (text.is_reasoning, text.is_content) == (state or (False, False))
     assert text.num_reasoning_tokens == 1
+
+
+def test_runs_of_content_tell_the_tokens_of_their_text() -> None:
+    text = OrderedText(machine(), shows_reasoning=True, shows_all_calls=False, tells_tokens=True)
+    for token in ids(
+        " a \n<tool_call>now</tool_call> <tool_call>now</tool_call>b<think>c</think> "
+    ):
+        text.push(token)
+    text.finish(is_cut=False)
+    found = [(run.kind, run.text, run.tokens) for run in text.take().runs]
+    assert found == [
+        (Kind.CONTENT, " a", [0, 1]),
+        (Kind.CALL, "{}", []),
+        (Kind.CONTENT, "b", [4]),
+        (Kind.REASONING, "c", []),
+        (Kind.CONTENT, " ", [5]),
+    ]

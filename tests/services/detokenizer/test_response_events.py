@@ -80,6 +80,28 @@ def test_the_last_event_and_the_body_agree_on_logprobs() -> None:
     assert stream(text, **options).events[-1]["response"] == body(text, **options)
 
 
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        # blanks wait for what follows, and their tokens with them
+        ("R</think> \nHi \n", [[" \n", "H", "i", " \n"]]),
+        ("</think> ", [[" "]]),
+        # what is dropped in front of a call is nobody's
+        (f"</think>a \n{CALL} b", [["a"], [" ", "b"]]),
+        (f"</think>a{CALL}\n{CALL}b", [["a"], ["b"]]),
+    ],
+)
+@pytest.mark.parametrize("groups", [(1,), (3, 2), (1000,)])
+def test_logprobs_stand_with_the_text_of_their_tokens(
+    text: str, messages: list[list[str]], groups: tuple[int, ...]
+) -> None:
+    options = {"include_logprobs": True, "groups": groups}
+    for found in (body(text, **options), stream(text, **options).events[-1]["response"]):
+        parts = [item["content"][0] for item in found["output"] if item["type"] == "message"]
+        assert [[entry["token"] for entry in part["logprobs"]] for part in parts] == messages
+        assert ["".join(tokens) for tokens in messages] == [part["text"] for part in parts]
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_the_object_is_kept_when_that_was_asked_for(keeps: bool) -> None:
     driven = stream("R</think>Hi", keep_object=keeps)
