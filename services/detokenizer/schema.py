@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
+from shared.json_limits import is_portable
 from shared.json_pointer import resolve_pointer
 
 # In the order in which they are tried.
@@ -122,12 +123,15 @@ def _number(text: str) -> str | None:
 
 
 def strict_json(text: str) -> str | None:
-    """The text itself if it is one strict JSON value that every reader can hold."""
+    """The text itself if it is one strict JSON value that every reader can hold.
+
+    That includes us: clients send calls back with the next turn.
+    """
     try:
-        json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
-    return text
+    return text if is_portable(value) else None
 
 
 def _refuse(name: str) -> NoReturn:

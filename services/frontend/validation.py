@@ -10,14 +10,12 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from services.frontend.errors import ApiError, invalid
+from shared.json_limits import MAX_DEPTH, nests_within
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Problem = Mapping[str, Any]
 
 MAX_QUOTED: Final = 80
-# JSON of clients nests this deep at most where we keep it (tool schemas, template arguments); the
-# template and the encoder recurse over it.
-MAX_DEPTH: Final = 64
 
 _EXPECTED: Final = {
     "string_type": "a string",
@@ -87,18 +85,8 @@ def quote(value: object) -> str:
 
 def check_depth(value: object, param: str) -> None:
     """Refuse JSON that nests deeper than `MAX_DEPTH`."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return
-    raise invalid(f"Invalid '{param}': it nests deeper than {MAX_DEPTH} levels.", param)
-
-
-def _children(value: object) -> Sequence[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
+    if not nests_within(value):
+        raise invalid(f"Invalid '{param}': it nests deeper than {MAX_DEPTH} levels.", param)
 
 
 def _type_name(value: object) -> str:

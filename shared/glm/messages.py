@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.errors import FailureReason, RequestError
+from shared.json_limits import is_portable
 
 _ROLES = {
     "system": "system",
@@ -31,7 +32,7 @@ _RAW_ARGUMENTS = "arguments"
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All messages in order, none dropped; `RequestError` for one that cannot be shown."""
-    return [_normalize(message, f"messages.[{i}]") for i, message in enumerate(messages)]
+    return [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def invalid(field: str, message: str) -> RequestError:
@@ -67,7 +68,7 @@ def _content(message: Mapping[str, Any], role: str, where: str) -> str | list[An
         return content
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         raise invalid(f"{where}.content", "must be a string or a list of parts")
-    parts = [_part(part, role, f"{where}.content.[{i}]") for i, part in enumerate(content)]
+    parts = [_part(part, role, f"{where}.content[{i}]") for i, part in enumerate(content)]
     if all(isinstance(part, str) for part in parts):
         return "".join(parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -116,7 +117,7 @@ def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
         raise invalid(f"{where}.tool_calls", "must be a list")
-    result = [_tool_call(call, f"{where}.tool_calls.[{i}]") for i, call in enumerate(calls)]
+    result = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     legacy = message.get("function_call")
     if legacy and not result:
         result.append(_tool_call({"function": legacy}, f"{where}.function_call"))
@@ -143,8 +144,9 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:  # noqa: ANN401  (any J
 def parse_arguments(arguments: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSON value)
     """Arguments of a call in the history as an object, keys in their order.
 
-    Blank arguments are none. Text that is no JSON object (a call that was cut off, say) is shown
-    whole, as one argument named "arguments": the conversation stays usable and nothing is lost.
+    Blank arguments are none. Text that is no JSON object (a call that was cut off, say), or that
+    no template can write, is shown whole, as one argument named "arguments": the conversation
+    stays usable and nothing is lost.
     """
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
@@ -153,6 +155,8 @@ def parse_arguments(arguments: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSO
         try:
             value = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError):
+            return {_RAW_ARGUMENTS: arguments}
+        if not is_portable(value):
             return {_RAW_ARGUMENTS: arguments}
     return dict(value) if isinstance(value, Mapping) else {_RAW_ARGUMENTS: value}
 

@@ -112,9 +112,7 @@ class _Breaker:
                 for key, item in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [
-                self.break_up(item, f"{where}.[{i}]", depth + 1) for i, item in enumerate(value)
-            ]
+            return [self.break_up(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
         return value
 
     def _text(self, text: str, where: str) -> str:
@@ -155,7 +153,7 @@ def _pick_unused(*values: object) -> tuple[str, str]:
 def _mark_end(messages: list[dict[str, Any]], end_mark: str) -> None:
     """Put a mark where the last message's text ends, so that the prompt can be cut there."""
     last = messages[-1] if messages else {}
-    field = f"messages.[{len(messages) - 1}].content"
+    field = f"messages[{len(messages) - 1}].content"
     content, reasoning = last.get("content"), last.get("reasoning_content")
     if isinstance(content, str) and content.strip():
         last["content"] = content.rstrip() + end_mark

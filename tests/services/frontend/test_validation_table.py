@@ -76,7 +76,8 @@ CHAT = [
     bad(asked(USER, {"role": "assistant", "tool_calls": [CALL]}), "messages[1].role",
         "invalid_value", "200"),
     # What a server may have produced is taken back, whole or cut.
-    *(fine(calling(arguments=text)) for text in ("{", "[1]", "", "5")),
+    *(fine(calling(arguments=text)) for text in ("{", "[1]", "", "5", '{"a": "\\ud800"}')),
+    fine(calling(arguments='{"a": ' + "[" * 500 + "]" * 500 + "}")),
     bad(calling(arguments=[]), "messages[1].tool_calls[0].function.arguments", "invalid_type"),
     bad(asked(USER, {"role": "assistant", "tool_calls": [{"id": "c"}]}),
         "messages[1].tool_calls[0].function", "missing_required_parameter"),
@@ -154,6 +155,8 @@ CHAT = [
     bad({"reasoning_effort": "bogus"}, "reasoning_effort", "invalid_value"),
     bad({"continue_final_message": True, "add_generation_prompt": True},
         "continue_final_message", "invalid_value"),
+    bad({"continue_final_message": True, "add_generation_prompt": False,
+         "messages": [{**USER, "content": " "}]}, "messages[0].content", "invalid_value"),
     bad({"chat_template": "x"}, "chat_template", "unsupported_value"),
     bad({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template",
         "unsupported_value"),

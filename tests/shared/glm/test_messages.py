@@ -55,7 +55,17 @@ def test_blank_arguments_are_none(blank: str | None) -> None:
     assert parse_arguments(blank) == {}
 
 
-@pytest.mark.parametrize("text", ['{"a": "cut', '{"a": NaN}', '{"a": 1e999}', "[" * 100_000])
+DEEP = '{"a": ' + "[" * 64 + "]" * 64 + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"a": "cut', '{"a": NaN}', '{"a": 1e999}', "[" * 100_000),
+        # JSON that no template can write
+        *('{"a": "\\ud800"}', '{"\\udc00": 1}', DEEP, '{"a": ' + "9" * 5000 + "}"),
+    ],
+)
 def test_arguments_that_are_no_json_are_shown_whole(text: str) -> None:
     assert parse_arguments(text) == {"arguments": text}
 
@@ -67,21 +77,21 @@ def test_arguments_that_are_no_object_are_shown_as_one_value() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ({"role": "robot", "content": "x"}, "messages.[0].role"),
-        ({"content": "x"}, "messages.[0].role"),
-        ({"role": "user"}, "messages.[0].content"),
-        ({"role": "user", "content": 3}, "messages.[0].content"),
-        ({"role": "user", "content": [3]}, "messages.[0].content.[0]"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages.[0].content.[0].text"),
-        ({"role": "user", "content": [{"type": "odd"}]}, "messages.[0].content.[0].type"),
-        ({"role": "assistant", "reasoning": 3}, "messages.[0].reasoning"),
-        ({"role": "assistant", "tool_calls": "x"}, "messages.[0].tool_calls"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages.[0].tool_calls.[0].function"),
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": 3}, "messages[0].content"),
+        ({"role": "user", "content": [3]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "odd"}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "reasoning": 3}, "messages[0].reasoning"),
+        ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]},
-            "messages.[0].tool_calls.[0].function.name",
+            "messages[0].tool_calls[0].function.name",
         ),
-        ("text", "messages.[0]"),
+        ("text", "messages[0]"),
     ],
 )
 def test_a_refusal_names_the_field(message: Any, field: str) -> None:

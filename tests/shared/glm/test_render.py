@@ -265,7 +265,7 @@ def test_continue_final_message_can_continue_reasoning() -> None:
         ({"continue_final_message": True}, "continue_final_message"),
         (
             {"continue_final_message": True, "add_generation_prompt": False},
-            "messages.[0].content",
+            "messages[0].content",
         ),
         ({"template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
@@ -282,7 +282,7 @@ def test_options_that_cannot_be_met_are_refused_by_name(
 def test_a_lone_surrogate_is_refused_with_its_place() -> None:
     with pytest.raises(RequestError) as caught:
         render([{"role": "user", "content": "a\udc00"}])
-    assert caught.value.field == "messages.[0].content"
+    assert caught.value.field == "messages[0].content"
 
 
 def test_arguments_nested_beyond_reason_are_refused() -> None:
