@@ -1,12 +1,13 @@
-"""The one connection to the detokenizer: all requests of this gateway in one `Connect` stream.
+"""The one connection to a detokenizer: all requests that this gateway sent it, in one stream.
 
 Writes are batched: whatever is ready (submits, aborts, credits) goes into one message. Credits are
-collected and sent at most every 50 ms. When the stream breaks, every request on it fails at once
-with UPSTREAM_LOST. Proto messages stop here.
+collected and sent at most every 50 ms. When the stream breaks, the owner is told of every request
+on it, and of refusals, for it may know another way. Proto messages stop here.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -17,7 +18,7 @@ from protos.glm.v1 import common_pb2, detokenizer_pb2, detokenizer_pb2_grpc
 from services.frontend.exchange import Exchange
 from services.frontend.submission import OutputPlan, Submission
 from shared import rpc, wire
-from shared.errors import RequestError
+from shared.errors import FailureReason, RequestError
 from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
@@ -34,7 +35,9 @@ class DetokenizerClient:
     Args:
         address: Where the detokenizer listens.
         credit_bytes: Bytes of a stream that may be under way.
-        on_state: Told true when connected, false when lost.
+        on_change: Told when `is_connected` or `is_ready` may have changed.
+        on_lost: Gets each request that was on a stream that broke; ends it, or sends it elsewhere.
+        on_refused: The same for a request that the verdict refuses.
     """
 
     def __init__(
@@ -42,11 +45,15 @@ class DetokenizerClient:
         address: str,
         *,
         credit_bytes: int,
-        on_state: Callable[[bool], None] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_lost: Callable[[Exchange, RequestError], None] = Exchange.fail,
+        on_refused: Callable[[Exchange, RequestError], None] = Exchange.fail,
     ) -> None:
         """Start disconnected; `run` connects."""
         self._credit_bytes = credit_bytes
-        self._on_state = on_state
+        self._on_change = on_change
+        self._on_lost = on_lost
+        self._on_refused = on_refused
         self._link = ConnectLink(
             address, peer="detokenizer", open_call=lambda c: _stub(c).Connect(), owner=self
         )
@@ -58,11 +65,20 @@ class DetokenizerClient:
         self._credits: dict[int, int] = {}
         self._is_credit_due = False
         self.load = LoadSnapshot()
+        # Monotonic seconds at which it came.
+        self.load_at = 0.0
+        self.is_draining = False
+        self.num_sequences = 0
 
     @property
     def is_connected(self) -> bool:
         """Whether the detokenizer is reached."""
         return self._link.is_connected
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new requests, and the chain behind it serves them."""
+        return self.is_connected and not self.is_draining and self.load.is_worker_ready
 
     @property
     def num_open(self) -> int:
@@ -73,8 +89,13 @@ class DetokenizerClient:
         """Keep connected until cancelled."""
         await self._link.run()
 
-    def submit(self, submission: Submission) -> Exchange:
-        """Send a request; raises UPSTREAM_LOST when there is no connection to send it on."""
+    def submit(self, submission: Submission, exchange: Exchange | None = None) -> Exchange:
+        """Send a request; raises UPSTREAM_LOST when there is no connection to send it on.
+
+        Args:
+            submission: The request.
+            exchange: Its mailbox, where it was on another connection before.
+        """
         self._link.check_connected()
         message = detokenizer_pb2.ConnectSubmit(
             stream_id=self._ids.fresh(),
@@ -82,8 +103,11 @@ class DetokenizerClient:
             initial_credit_bytes=self._credit_bytes,
         )
         size = self._submits.check(message)
-        param = submission.constraint_param
-        exchange = Exchange(message.stream_id, submission.request_id, param)
+        if exchange is None:
+            exchange = Exchange(submission.request_id, submission.constraint_param)
+        exchange.stream_id, exchange.num_bytes = message.stream_id, size
+        exchange.num_sequences = len(submission.sequences)
+        self.num_sequences += exchange.num_sequences
         self._exchanges[exchange.stream_id] = exchange
         self._submits.put(message, size)
         self._link.wake()
@@ -91,8 +115,9 @@ class DetokenizerClient:
 
     def close(self, exchange: Exchange) -> None:
         """Give a request up; aborts it if its end has not come. Idempotent."""
-        if self._exchanges.pop(exchange.stream_id, None) is None:
+        if self._exchanges.get(exchange.stream_id) is not exchange:
             return
+        self._pop(exchange.stream_id)
         self._credits.pop(exchange.stream_id, None)
         self._aborted.add(exchange.stream_id)
         self._aborts.append(exchange.stream_id)
@@ -101,7 +126,7 @@ class DetokenizerClient:
     def give_credit(self, exchange: Exchange, num_bytes: int) -> None:
         """Say that bytes of a stream have left for its client."""
         stream_id = exchange.stream_id
-        if num_bytes and stream_id in self._exchanges:
+        if num_bytes and self._exchanges.get(stream_id) is exchange:
             self._credits[stream_id] = self._credits.get(stream_id, 0) + num_bytes
             if not self._is_credit_due:
                 self._is_credit_due = True
@@ -170,26 +195,35 @@ class DetokenizerClient:
 
     def take_message(self, message: detokenizer_pb2.DetokenizerServiceConnectResponse) -> None:
         """Hand out one message; bytes come before the ends of the same message."""
+        was_ready = self.is_ready
+        self.is_draining = message.is_draining
         for verdict in message.verdicts:
-            exchange = self._exchanges.get(verdict.stream_id)
-            if verdict.HasField("refusal"):
-                self._forget(verdict.stream_id)
-                if exchange is not None:
-                    exchange.fail(wire.failure_from_proto(verdict.refusal))
-            elif exchange is not None:
-                exchange.admit()
+            self._take_verdict(verdict)
         if message.HasField("frames"):
             self._take_frames(message.frames)
         for end in message.ends:
             self._take_end(end)
         if message.HasField("load"):
             self.load = wire.load_from_proto(message.load)
+            self.load_at = time.monotonic()
+        if was_ready != self.is_ready:
+            self._on_change()
 
     def connection_changed(self, is_connected: bool) -> None:
-        """After a loss everything fails, and nothing of it is sent on the next stream."""
+        """After a loss nothing of what was open is sent on the next stream."""
+        self.is_draining = False
         if not is_connected:
             self._forget_all()
-        self._on_state(is_connected)
+        self._on_change()
+
+    def _take_verdict(self, verdict: detokenizer_pb2.TextVerdict) -> None:
+        exchange = self._exchanges.get(verdict.stream_id)
+        if verdict.HasField("refusal"):
+            self._forget(verdict.stream_id)
+            if exchange is not None:
+                self._on_refused(exchange, wire.failure_from_proto(verdict.refusal))
+        elif exchange is not None:
+            exchange.admit()
 
     def _take_frames(self, frames: detokenizer_pb2.FrameColumns) -> None:
         data, start = frames.data, 0
@@ -211,23 +245,34 @@ class DetokenizerClient:
                 wire.stats_from_proto(end.finished.stats),
                 end.finished.object_json,
             )
+            return
+        failure = wire.failure_from_proto(end.failed)
+        if self.is_draining and failure.reason is FailureReason.DRAINING:
+            # It stops before the request could end: the request is lost with it.
+            self._on_lost(exchange, failure)
         else:
-            exchange.fail(wire.failure_from_proto(end.failed))
+            exchange.fail(failure)
+
+    def _pop(self, stream_id: int) -> None:
+        exchange = self._exchanges.pop(stream_id, None)
+        if exchange is not None:
+            self.num_sequences -= exchange.num_sequences
 
     def _forget(self, stream_id: int) -> None:
-        self._exchanges.pop(stream_id, None)
+        self._pop(stream_id)
         self._aborted.discard(stream_id)
         self._credits.pop(stream_id, None)
 
     def _forget_all(self) -> None:
         lost, self._exchanges = self._exchanges, {}
+        self.num_sequences = 0
         self._submits.clear()
         self._aborts, self._credits = [], {}
         self._aborted.clear()
         self._is_credit_due = False
         self.load = LoadSnapshot()
         for exchange in lost.values():
-            exchange.fail(self._link.lost_error())
+            self._on_lost(exchange, self._link.lost_error())
 
 
 def _stub(channel: grpc.aio.Channel) -> detokenizer_pb2_grpc.DetokenizerServiceStub:
@@ -245,6 +290,7 @@ def _submit_to_proto(submission: Submission) -> detokenizer_pb2.TextSubmit:
         tenant_id=submission.tenant_id,
         priority=submission.priority,
         first_token_timeout_ms=submission.first_token_timeout_ms,
+        attempt=submission.attempt,
     )
     packed: dict[int, bytes] = {}
     for sequence in submission.sequences:

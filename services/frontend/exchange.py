@@ -5,7 +5,8 @@
 
 The connection's reader pushes, one HTTP handler awaits. The law: the first end stands, what comes
 after it is dropped; what was pushed before is still read. Bytes that wait here are bounded by the
-credit of the request.
+credit of the request. As long as none has left, everything may begin anew elsewhere (`restart`);
+the handler does not notice, and an answer that was admitted once stays so.
 """
 
 import asyncio
@@ -25,8 +26,11 @@ class Exchange:
         "_waiter",
         "error",
         "finish_reason",
+        "has_left",
         "is_admitted",
         "is_ended",
+        "num_bytes",
+        "num_sequences",
         "object_json",
         "request_id",
         "sink",
@@ -34,11 +38,16 @@ class Exchange:
         "stream_id",
     )
 
-    def __init__(self, stream_id: int, request_id: str, constraint_param: str = "") -> None:
+    def __init__(self, request_id: str, constraint_param: str = "") -> None:
         """Wait for a verdict; `constraint_param` names what a constraint came from."""
         self._constraint_param = constraint_param
-        self.stream_id = stream_id
+        # Of its connection, which sets these three when it takes the request.
+        self.stream_id = 0
+        self.num_bytes = 0
+        self.num_sequences = 0
         self.request_id = request_id
+        # Whether bytes were handed out for the client.
+        self.has_left = False
         self.is_admitted = False
         self.is_ended = False
         self.error: RequestError | None = None
@@ -61,9 +70,16 @@ class Exchange:
         if self.is_ended:
             return
         if self.sink is not None and not self._pieces and self.sink(piece):
+            self.has_left = True
             return
         self._pieces.append(piece)
         self.wake()
+
+    def restart(self) -> None:
+        """Forget what has come: the request begins anew on another connection."""
+        assert not self.has_left
+        assert not self.is_ended
+        self._pieces = []
 
     def finish(self, reason: str, stats: SequenceStats, object_json: bytes = b"") -> None:
         """The good end; `reason` is that of the first choice."""
@@ -112,6 +128,7 @@ class Exchange:
         if not pieces:
             return b""
         self._pieces = []
+        self.has_left = True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _sleep(self) -> None:

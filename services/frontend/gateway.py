@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.frontend.admission import Admission
 from services.frontend.background import BackgroundWork
-from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.detokenizers import Detokenizers
 from services.frontend.errors import ApiError
 from services.frontend.metrics import GatewayMetrics
 from services.frontend.render import Renderer
@@ -27,7 +27,7 @@ class Gateway:
     settings: FrontendSettings
     dialect: Dialect
     renderer: Renderer
-    client: DetokenizerClient
+    detokenizers: Detokenizers
     admission: Admission
     metrics: GatewayMetrics
     keeper: StreamKeeper
@@ -41,7 +41,7 @@ class Gateway:
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus output, in tokens."""
-        known = self.client.load.max_model_len
+        known = self.detokenizers.load.max_model_len
         return min(known, self.context_length) if known else self.context_length
 
     @property
@@ -54,11 +54,13 @@ class Gateway:
         """Why the chain behind the gateway cannot serve; empty when it can."""
         if self.admission.is_draining:
             return "draining"
-        if not self.client.is_connected:
-            return "the detokenizer is not connected"
-        if not self.client.load.is_worker_ready:
-            return "the worker is not ready, or the scheduler is away"
-        return ""
+        if self.detokenizers.num_ready:
+            return ""
+        if not self.detokenizers.is_connected:
+            return "no detokenizer is connected"
+        if self.detokenizers.is_draining:
+            return "every detokenizer is draining"
+        return "the worker is not ready, or the scheduler is away"
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here."""

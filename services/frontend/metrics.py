@@ -89,8 +89,13 @@ _CACHE_SERIES: Final = (
 class GatewayMetrics:
     """All series of the gateway."""
 
-    def __init__(self, model_name: str, load: Callable[[], LoadSnapshot]) -> None:
-        """Register every series; `load` is asked at each scrape."""
+    def __init__(
+        self,
+        model_name: str,
+        load: Callable[[], LoadSnapshot],
+        num_ready: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Register every series; `load` and `num_ready` are asked at each scrape."""
         self._metrics = Metrics()
         self._load = load
         counter, histogram = self._metrics.counter, self._metrics.histogram
@@ -114,6 +119,16 @@ class GatewayMetrics:
         )
         self._failures = counter(
             "glm_mesh:request_failures_total", "Requests that ended badly.", ("reason",)
+        )
+        self._resubmissions = counter(
+            "glm_mesh:request_resubmissions_total",
+            "Requests that went to another detokenizer: theirs was lost, or refused them.",
+            ("cause",),
+        )
+        self._metrics.gauge(
+            "glm_mesh:num_detokenizers_ready",
+            "Detokenizers that take new requests.",
+            source=lambda: float(num_ready()),
         )
         self._disconnects = counter(
             "glm_mesh:client_disconnects_total", "Clients that left before their end."
@@ -150,6 +165,10 @@ class GatewayMetrics:
     def count_failure(self, reason: str) -> None:
         """One request that was refused or failed."""
         self._failures.labels(reason).inc()
+
+    def count_resubmission(self, cause: str) -> None:
+        """One request that was submitted again."""
+        self._resubmissions.labels(cause).inc()
 
     def count_disconnect(self) -> None:
         """One client that left early."""

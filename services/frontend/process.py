@@ -11,7 +11,7 @@ from services.frontend import server
 from services.frontend.admission import Admission
 from services.frontend.app import create_app
 from services.frontend.background import BackgroundWork
-from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.detokenizers import Detokenizers
 from services.frontend.gateway import Gateway
 from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from services.frontend.metrics import GatewayMetrics
@@ -42,8 +42,16 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
         raise ConfigError(
             f"--max-model-len {asked}: the checkpoint's context is {length} tokens long"
         )
-    client = DetokenizerClient(
-        settings.detokenizer_address, credit_bytes=settings.stream_credit_bytes
+    metrics = GatewayMetrics(
+        settings.model_names[0],
+        load=lambda: detokenizers.load,
+        num_ready=lambda: detokenizers.num_ready,
+    )
+    detokenizers = Detokenizers(
+        settings.detokenizer_address,
+        credit_bytes=settings.stream_credit_bytes,
+        bounds=settings.resubmit_bounds,
+        on_resubmit=metrics.count_resubmission,
     )
     return Gateway(
         settings=settings,
@@ -53,13 +61,13 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
             num_threads=settings.num_render_threads,
             max_waiting=settings.max_waiting_renders,
         ),
-        client=client,
+        detokenizers=detokenizers,
         admission=Admission(
             settings.max_concurrent_requests,
             # One body of the allowed size always fits.
             max(settings.max_held_body_bytes, settings.max_body_bytes),
         ),
-        metrics=GatewayMetrics(settings.model_names[0], lambda: client.load),
+        metrics=metrics,
         keeper=StreamKeeper(
             keep_alive_s=settings.sse_keep_alive_interval,
             stall_s=settings.client_stall_timeout_s,
@@ -95,7 +103,10 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
     http = HttpServer(
         create_app(gateway), bind(settings.host, settings.port, is_shared=settings.reuse_port)
     )
-    tasks = [asyncio.create_task(gateway.client.run()), asyncio.create_task(gateway.keeper.run())]
+    tasks = [
+        asyncio.create_task(gateway.detokenizers.run()),
+        asyncio.create_task(gateway.keeper.run()),
+    ]
     try:
         await http.start()
         yield http
@@ -142,7 +153,9 @@ async def drain(gateway: Gateway) -> None:
     await _wait_until_idle(gateway, gateway.settings.drain_timeout_s)
     if gateway.admission.num_running:
         # A failed end that the client can read, not a cut socket.
-        gateway.client.fail_all(RequestError(FailureReason.DRAINING, "the server is stopping"))
+        gateway.detokenizers.fail_all(
+            RequestError(FailureReason.DRAINING, "the server is stopping")
+        )
         await _wait_until_idle(gateway, FAREWELL_S)
     _logger.info("drained", extra={"num_left": gateway.admission.num_running})
 

@@ -61,7 +61,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServiceServicer):
         self, request: frontend_pb2.FrontendServiceAbortRequest, context: object
     ) -> frontend_pb2.FrontendServiceAbortResponse:
         """End a request by the id of its HTTP answer; its client gets the error `cancelled`."""
-        found = await self._gateway.client.abort(request.request_id)
+        found = await self._gateway.detokenizers.abort(request.request_id)
         return frontend_pb2.FrontendServiceAbortResponse(num_aborted=found)
 
 

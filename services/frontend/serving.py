@@ -56,7 +56,7 @@ async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Re
     if wanted.is_stream:
         return StreamAnswer(
             exchange,
-            client=gateway.client,
+            detokenizers=gateway.detokenizers,
             keeper=gateway.keeper,
             framing=wanted.framing,
             kept=wanted.kept,
@@ -112,7 +112,7 @@ async def _submit(
     try:
         place, body = await admit(gateway, request, visit)
         plan = await plan_request(gateway, body, visit)
-        exchange = gateway.client.submit(plan.submission)
+        exchange = gateway.detokenizers.submit(plan.submission)
         place.release_body()
     except RequestError as error:
         gateway.metrics.count_failure(error.reason.name.lower())
@@ -155,7 +155,7 @@ async def whole_answer(exchange: Exchange, limit_s: float) -> bytes:
 
 def _settle(gateway: Gateway, exchange: Exchange, visit: Visit) -> None:
     """The end of every submitted request: give it up if it still runs, and count it."""
-    gateway.client.close(exchange)
+    gateway.detokenizers.close(exchange)
     if exchange.stats is not None:
         if visit.span is not None:
             visit.span.set("gen_ai.usage.input_tokens", exchange.stats.num_prompt_tokens)

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from shared.config import Address, ServiceSettings
+from services.frontend.resubmission import ResubmitBounds
+from shared.config import Addresses, ServiceSettings
 from shared.errors import CheckpointError
 
 WorkerMode = Literal["model", "replay"]
@@ -17,7 +18,9 @@ class FrontendSettings(ServiceSettings):
 
     service: ClassVar[str] = "frontend"
 
-    detokenizer_address: Address = Field(description="gRPC address of the detokenizer.")
+    detokenizer_address: Addresses = Field(
+        description="gRPC address of a detokenizer; several are a,b or repeated."
+    )
     model: Path = Field(description="Checkpoint folder; tokenizer, template and config are read.")
     host: str = Field(default="127.0.0.1", description="Address the HTTP server listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
@@ -87,6 +90,17 @@ class FrontendSettings(ServiceSettings):
     request_timeout_s: float = Field(
         default=3600.0, gt=0, le=86400, description="Whole time of a request."
     )
+    resubmit_timeout_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="A request whose detokenizer is lost before its first byte left is submitted "
+        "again for so long; 0: it fails.",
+    )
+    max_resubmit_bytes: int = Field(
+        default=256 << 20,
+        ge=0,
+        description="Requests kept for that, in bytes; those beyond fail with their detokenizer.",
+    )
     client_stall_timeout_s: float = Field(
         default=30.0, gt=0, description="A client that takes no bytes for so long is cut off."
     )
@@ -148,6 +162,11 @@ class FrontendSettings(ServiceSettings):
         if not all(key.get_secret_value() for key in keys):
             raise ValueError("an API key is empty")
         return keys
+
+    @property
+    def resubmit_bounds(self) -> ResubmitBounds:
+        """What is done for requests of a lost detokenizer."""
+        return ResubmitBounds(timeout_s=self.resubmit_timeout_s, max_bytes=self.max_resubmit_bytes)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.frontend.background import KeptAnswer
-from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.detokenizers import Detokenizers
 from services.frontend.errors import from_request_error
 from services.frontend.exchange import Exchange
 from services.frontend.framing import CHUNKS, Framing
@@ -98,7 +98,7 @@ class StreamAnswer(Response):
 
     Args:
         exchange: Admitted.
-        client: Gets the credit for bytes that left.
+        detokenizers: Get the credit for bytes that left.
         keeper: Looks after the delivery.
         framing: Writes what the gateway itself has to say.
         kept: Gets the finished object, if it is kept.
@@ -112,7 +112,7 @@ class StreamAnswer(Response):
         self,
         exchange: Exchange,
         *,
-        client: DetokenizerClient,
+        detokenizers: Detokenizers,
         keeper: StreamKeeper,
         framing: Framing = CHUNKS,
         kept: KeptAnswer | None = None,
@@ -123,7 +123,7 @@ class StreamAnswer(Response):
         self.status_code = 200
         self.background = None
         self._exchange = exchange
-        self._client = client
+        self._detokenizers = detokenizers
         self._keeper = keeper
         self._framing = framing
         self._kept = kept
@@ -174,7 +174,7 @@ class StreamAnswer(Response):
 
     def _note_sent(self, lane: Lane, data: bytes) -> None:
         lane.last_sent = time.monotonic()
-        self._client.give_credit(self._exchange, len(data))
+        self._detokenizers.give_credit(self._exchange, len(data))
         if self._framing.counts_events:
             lane.num_events += data.count(b"\n\n")
         if not lane.has_output:

@@ -106,3 +106,5 @@ class Submission:
     first_token_timeout_ms: int = 0
     # The field of the body that asks for `sampling.constraint`, for errors.
     constraint_param: str = ""
+    # How often it was submitted before, to a detokenizer that was lost since.
+    attempt: int = 0

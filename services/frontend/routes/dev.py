@@ -16,6 +16,6 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/reset_prefix_cache", response_model=CacheReset, responses=error_docs(401, 503))
     async def reset_prefix_cache() -> CacheReset:
         """Share nothing that was computed so far; requests that run go on."""
-        return CacheReset(num_blocks=await gateway.client.reset_cache())
+        return CacheReset(num_blocks=await gateway.detokenizers.reset_cache())
 
     return routes

@@ -66,7 +66,7 @@ def router(gateway: Gateway) -> APIRouter:
         if not shown["background"]:
             raise invalid("Cannot cancel a synchronous response.", "response_id")
         if shown["status"] == "in_progress":
-            await gateway.client.abort(shown["id"])
+            await gateway.detokenizers.abort(shown["id"])
             shown["status"] = "cancelled"
             stored = StoredResponse(
                 object_json=msgspec.json.encode(shown), input_json=stored.input_json

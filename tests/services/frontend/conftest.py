@@ -119,7 +119,7 @@ def settings(run_dir: Path, extra_settings: dict[str, Any]) -> FrontendSettings:
 
 @pytest.fixture
 async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
-    fake = FakeDetokenizer(settings.detokenizer_address)
+    fake = FakeDetokenizer(settings.detokenizer_address[0])
     await fake.start()
     gateway = build_gateway(settings)
     async with running_http(gateway) as http:

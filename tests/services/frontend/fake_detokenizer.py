@@ -30,6 +30,7 @@ class Behaviour:
     )
     silent_after: int | None = None
     pause_s: float = 0.0
+    delay_s: float = 0.0
 
 
 class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
@@ -54,6 +55,8 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             num_cached_blocks=60, num_prefix_cache_queries_total=400,
             num_prefix_cache_hits_total=300,
         )  # fmt: skip
+        self.is_draining = False
+        self._outboxes: set[asyncio.Queue] = set()
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -63,9 +66,22 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         await self._server.start()
 
     async def stop(self) -> None:
+        """As if killed; another start is another process."""
         if self._server is not None:
             await self._server.stop(0)
             self._server = None
+            self.is_draining = False
+
+    def drain(self) -> None:
+        """Refuse what is new from now on."""
+        self.is_draining = True
+        for outbox in self._outboxes:
+            outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse())
+
+    def say(self, **message: object) -> None:
+        """To every frontend."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse(**message))
 
     async def wait_until(self, is_so) -> None:  # noqa: ANN001
         async with asyncio.timeout(5), self._changed:
@@ -75,12 +91,16 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self.connections += 1
         outbox: asyncio.Queue = asyncio.Queue()
         outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse(load=self.load))
+        self._outboxes.add(outbox)
         tasks: dict[int, asyncio.Task] = {}
         reader = asyncio.create_task(self._read(requests, outbox, tasks))
         try:
             while True:
-                await context.write(await outbox.get())
+                message = await outbox.get()
+                message.is_draining = self.is_draining
+                await context.write(message)
         finally:
+            self._outboxes.discard(outbox)
             reader.cancel()
             for task in tasks.values():
                 task.cancel()
@@ -133,6 +153,7 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse(verdicts=[verdict]))
         if plan.refusal is not None:
             return
+        await asyncio.sleep(plan.delay_s)
         frames = frames_of(submit.submit, plan.pieces)
         for position, frame in enumerate(frames):
             if plan.failure_after == position:

@@ -48,7 +48,7 @@ async def test_a_thousand_requests_leave_no_task_behind(mesh: Mesh) -> None:
     # Connections of the client's pool may stay open; the requests on them are gone.
     assert len(asyncio.all_tasks()) <= before + 1
     assert mesh.gateway.admission.num_running == 0
-    assert mesh.gateway.client.num_open == 0
+    assert mesh.gateway.detokenizers.num_open == 0
 
 
 class TestOrigins:

@@ -163,12 +163,18 @@ async def test_a_lost_connection_fails_everything_and_comes_back(
 
 
 async def test_state_changes_are_told(fake: FakeDetokenizer) -> None:
-    told: list[bool] = []
-    client = DetokenizerClient(fake.address, credit_bytes=1, on_state=told.append)
+    told: list[tuple[bool, bool]] = []
+    client = DetokenizerClient(
+        fake.address,
+        credit_bytes=1,
+        on_change=lambda: told.append((client.is_connected, client.is_ready)),
+    )
     task = asyncio.create_task(client.run())
-    await until(lambda: told == [True])
+    await until(lambda: told == [(True, False), (True, True)])
+    fake.drain()
+    await until(lambda: told[2:] == [(True, False)])
     await fake.stop()
-    await until(lambda: told == [True, False])
+    await until(lambda: told[3:] == [(False, False)])
     task.cancel()
     await asyncio.wait({task})
     assert task.cancelled()

@@ -13,7 +13,7 @@ LOST = RequestError(FailureReason.UPSTREAM_LOST, "lost")
 
 @pytest.fixture
 def exchange() -> Exchange:
-    return Exchange(1, "r")
+    return Exchange("r")
 
 
 async def test_a_refusal_is_raised_to_who_waits_for_the_verdict(exchange: Exchange) -> None:

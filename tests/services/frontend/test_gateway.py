@@ -14,17 +14,19 @@ from tests.services.frontend.conftest import MODEL_DIR
 def test_the_least_limit_of_the_context_rules(
     lone_gateway: Gateway, monkeypatch: pytest.MonkeyPatch, known: int, length: int
 ) -> None:
-    monkeypatch.setattr(lone_gateway.client, "load", LoadSnapshot(max_model_len=known))
+    (client,) = lone_gateway.detokenizers.clients
+    monkeypatch.setattr(client, "load", LoadSnapshot(max_model_len=known))
     assert lone_gateway.max_model_len == length
 
 
 @pytest.mark.parametrize(
     ("is_connected", "is_worker_ready", "is_draining", "words"),
     [
-        (False, False, False, "detokenizer"),
-        (True, False, False, "worker"),
-        (True, True, True, "draining"),
-        (True, True, False, ""),
+        (False, False, "", "no detokenizer"),
+        (True, False, "", "worker"),
+        (True, True, "gateway", "draining"),
+        (True, True, "detokenizer", "every detokenizer is draining"),
+        (True, True, "", ""),
     ],
 )
 def test_ready_means_the_whole_chain(
@@ -32,13 +34,15 @@ def test_ready_means_the_whole_chain(
     monkeypatch: pytest.MonkeyPatch,
     is_connected: bool,
     is_worker_ready: bool,
-    is_draining: bool,
+    is_draining: str,
     words: str,
 ) -> None:
     channel = object() if is_connected else None
-    monkeypatch.setattr(lone_gateway.client._link, "channel", channel)
-    monkeypatch.setattr(lone_gateway.client, "load", LoadSnapshot(is_worker_ready=is_worker_ready))
-    monkeypatch.setattr(lone_gateway.admission, "is_draining", is_draining)
+    (client,) = lone_gateway.detokenizers.clients
+    monkeypatch.setattr(client._link, "channel", channel)
+    monkeypatch.setattr(client, "load", LoadSnapshot(is_worker_ready=is_worker_ready))
+    monkeypatch.setattr(client, "is_draining", is_draining == "detokenizer")
+    monkeypatch.setattr(lone_gateway.admission, "is_draining", is_draining == "gateway")
     assert words in lone_gateway.not_ready_reason
     assert bool(lone_gateway.not_ready_reason) is bool(words)
 

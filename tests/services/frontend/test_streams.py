@@ -46,7 +46,7 @@ class Delivery:
     def __init__(self, **limits: float) -> None:
         values = {"keep_alive_s": 15.0, "stall_s": 30.0, "max_s": 3600.0, **limits}
         self.keeper = StreamKeeper(**values)
-        self.exchange, self.client = Exchange(1, "r"), Client()
+        self.exchange, self.client = Exchange("r"), Client()
         self.exchange.admit()
         self.sent: list[bytes] = []
         self.messages: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ class Delivery:
 
         answer = StreamAnswer(
             self.exchange,
-            client=self.client,  # type: ignore[arg-type]  # only credits are used
+            detokenizers=self.client,  # type: ignore[arg-type]  # only credits are used
             keeper=self.keeper,
             headers={"x-a": "b"},
             on_first_bytes=first,

@@ -1,0 +1,269 @@
+"""All detokenizers behind this gateway: who gets a request, and what happens when one is lost.
+
+    submitted --lost, or refused by one that others can replace--> submitted elsewhere, or waiting
+    waiting --one is ready--> submitted        waiting --the time is over--> failed
+
+Law: a request is with one detokenizer at a time; it moves only as long as none of its bytes has
+left for the client, so no answer begins twice. It goes to the ready one with the least in flight.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from services.frontend.detokenizer_client import DetokenizerClient
+from services.frontend.exchange import Exchange
+from services.frontend.resubmission import (
+    LOOK_S,
+    MAX_LOSSES,
+    Job,
+    ResubmitBounds,
+    in_time,
+    packed,
+)
+from services.frontend.submission import Submission
+from shared.errors import FailureReason, RequestError
+from shared.log import get_logger
+from shared.sampling import LoadSnapshot
+
+# Refusals that speak of the detokenizer or its chain, not of the request.
+_ELSEWHERE: Final = frozenset({FailureReason.DRAINING, FailureReason.UPSTREAM_LOST})
+# Those that may be over in a moment, for a request that had been taken already.
+_PASSING: Final = _ELSEWHERE | {FailureReason.QUEUE_FULL}
+
+_logger = get_logger(__name__)
+_Job: TypeAlias = Job[DetokenizerClient]
+
+
+class Detokenizers:
+    """Submits each request to one detokenizer, and to another when that one is lost.
+
+    Args:
+        addresses: Where they listen.
+        credit_bytes: Bytes of a stream that may be under way.
+        bounds: Of second tries.
+        on_resubmit: Told why (`lost` or `refused`) a request is submitted again.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        credit_bytes: int,
+        bounds: ResubmitBounds,
+        on_resubmit: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start disconnected; `run` connects."""
+        self._bounds = bounds
+        self._on_resubmit = on_resubmit
+        self.clients = tuple(
+            DetokenizerClient(
+                address,
+                credit_bytes=credit_bytes,
+                on_change=self._look_at_waiting,
+                on_lost=self._take_loss,
+                on_refused=self._take_refusal,
+            )
+            for address in addresses
+        )
+        # Gateways that start together must not send their first requests to the same one.
+        self._turn = random.randrange(len(self.clients))
+        self._jobs: dict[Exchange, _Job] = {}
+        self._waiting: dict[Exchange, None] = {}
+        self.num_kept_bytes = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether one is reached."""
+        return any(client.is_connected for client in self.clients)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether those that are reached take no new requests."""
+        return all(client.is_draining for client in self.clients if client.is_connected)
+
+    @property
+    def num_ready(self) -> int:
+        """How many take new requests."""
+        return sum(client.is_ready for client in self.clients)
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose end has not come."""
+        return sum(client.num_open for client in self.clients) + len(self._waiting)
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """The latest snapshot that was relayed, of one whose chain serves where there is one."""
+        return max(
+            self.clients, key=lambda client: (client.load.is_worker_ready, client.load_at)
+        ).load
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        await asyncio.gather(*(client.run() for client in self.clients))
+
+    def submit(self, submission: Submission) -> Exchange:
+        """Send a request; raises UPSTREAM_LOST when no detokenizer is reached."""
+        client = self._choose() or self._any_connected()
+        kept = packed(submission)
+        exchange = client.submit(kept)
+        num_bytes = exchange.num_bytes
+        room = self._bounds.max_bytes - self.num_kept_bytes
+        if not self._bounds.timeout_s or num_bytes > room:
+            self._jobs[exchange] = Job(client, None, 0, time.monotonic())
+        else:
+            self.num_kept_bytes += num_bytes
+            self._jobs[exchange] = Job(client, kept, num_bytes, time.monotonic())
+        return exchange
+
+    def close(self, exchange: Exchange) -> None:
+        """Give a request up; aborts it if its end has not come. Idempotent."""
+        job = self._jobs.pop(exchange, None)
+        if job is not None:
+            self._stop_waiting(exchange, job)
+            self._let_go(job)
+            job.client.close(exchange)
+
+    def give_credit(self, exchange: Exchange, num_bytes: int) -> None:
+        """Say that bytes of a stream have left for its client."""
+        job = self._jobs.get(exchange)
+        if job is not None and num_bytes:
+            self._let_go(job)
+            job.client.give_credit(exchange, num_bytes)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End what is open with `error`; its handlers tell their clients and abort it."""
+        for exchange in self._jobs:
+            exchange.fail(error)
+
+    async def abort(self, request_id: str) -> int:
+        """End a request by its id, wherever it is; how many were found.
+
+        It may be another gateway's, so every detokenizer is asked.
+        """
+        waiting = [exchange for exchange in self._waiting if exchange.request_id == request_id]
+        for exchange in waiting:
+            exchange.fail(RequestError(FailureReason.CANCELLED, "the request was aborted"))
+        asked = [client for client in self.clients if client.is_connected]
+        answers = await asyncio.gather(
+            *(client.abort(request_id) for client in asked or self.clients[:1]),
+            return_exceptions=True,
+        )
+        num_found = len(waiting) + sum(answer for answer in answers if isinstance(answer, int))
+        for answer in answers:
+            if isinstance(answer, BaseException) and not num_found:
+                raise answer
+        return num_found
+
+    async def reset_cache(self) -> int:
+        """Let no later request share what was computed so far; how many blocks that were."""
+        for client in self.clients:
+            if client.is_ready:
+                with contextlib.suppress(RequestError):
+                    return await client.reset_cache()
+        return await self._any_connected().reset_cache()
+
+    # -- who gets a request -------------------------------------------------------------------
+
+    def _choose(self, refused_by: Sequence[DetokenizerClient] = ()) -> DetokenizerClient | None:
+        """The ready one with the least in flight; turns decide between equals.
+
+        The counts are this gateway's own and exact, and detokenizers are few: to look at two at
+        random would only be worse than to look at all.
+        """
+        self._turn = (self._turn + 1) % len(self.clients)
+        turns = self.clients[self._turn :] + self.clients[: self._turn]
+        ready = [client for client in turns if client.is_ready and client not in refused_by]
+        return min(ready, key=lambda client: client.num_sequences, default=None)
+
+    def _any_connected(self) -> DetokenizerClient:
+        """One that says why nothing is served, where none is ready."""
+        connected = [client for client in self.clients if client.is_connected]
+        return min(connected or self.clients, key=lambda client: client.is_draining)
+
+    # -- what happens when one is lost --------------------------------------------------------
+
+    def _take_loss(self, exchange: Exchange, error: RequestError) -> None:
+        job = self._jobs.get(exchange)
+        if job is None or not job.may_move(exchange) or job.num_losses >= MAX_LOSSES:
+            exchange.fail(error)
+            return
+        job.num_losses += 1
+        job.refused_by = ()
+        job.give_up_at = time.monotonic() + self._bounds.timeout_s
+        self._move(exchange, job, error, "lost")
+
+    def _take_refusal(self, exchange: Exchange, error: RequestError) -> None:
+        job = self._jobs.get(exchange)
+        if job is None or not job.may_move(exchange):
+            exchange.fail(error)
+            return
+        job.refused_by = (*job.refused_by, job.client)
+        if error.reason in _ELSEWHERE and self._choose(job.refused_by) is not None:
+            self._move(exchange, job, error, "refused")
+        elif error.reason in _PASSING and job.num_losses:
+            # It had been taken before: a mesh that recovers is worth a wait.
+            job.refused_by, job.is_paused = (), True
+            self._wait(exchange, job, error)
+        else:
+            exchange.fail(error)
+
+    def _move(self, exchange: Exchange, job: _Job, error: RequestError, why: str) -> None:
+        attempt = job.begin_move(exchange, why)
+        ids = {"request_id": exchange.request_id, "attempt": attempt}
+        _logger.warning("submitted again: %s", why, extra=ids)
+        self._on_resubmit(why)
+        job.error = error
+        self._look(exchange, job)
+
+    def _wait(self, exchange: Exchange, job: _Job, error: RequestError) -> None:
+        job.error = error
+        self._waiting[exchange] = None
+        job.look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again, exchange)
+
+    def _look_at_waiting(self) -> None:
+        """A detokenizer may have become ready."""
+        for exchange in list(self._waiting):
+            job = self._jobs[exchange]
+            if not job.is_paused:
+                self._look(exchange, job)
+
+    def _look_again(self, exchange: Exchange) -> None:
+        job = self._jobs[exchange]
+        job.is_paused = False
+        self._look(exchange, job)
+
+    def _look(self, exchange: Exchange, job: _Job) -> None:
+        """Submit a request that has no detokenizer, or let it wait on while it has time."""
+        assert job.error is not None
+        assert job.submission is not None
+        client = self._choose(job.refused_by)
+        if exchange.is_ended:
+            self._stop_waiting(exchange, job)
+        elif client is not None:
+            self._stop_waiting(exchange, job, is_placed=True)
+            try:
+                client.submit(in_time(job.submission, time.monotonic() - job.started), exchange)
+                job.client = client
+            except RequestError as error:
+                exchange.fail(error)
+        elif time.monotonic() < job.give_up_at:
+            if job.look is not None:
+                job.look.cancel()
+            self._wait(exchange, job, job.error)
+        else:
+            self._stop_waiting(exchange, job)
+            exchange.fail(job.error)
+
+    def _stop_waiting(self, exchange: Exchange, job: _Job, *, is_placed: bool = False) -> None:
+        self._waiting.pop(exchange, None)
+        job.end_wait(is_placed=is_placed)
+
+    def _let_go(self, job: _Job) -> None:
+        """The request is not submitted again."""
+        self.num_kept_bytes -= job.num_kept_bytes
+        job.submission, job.num_kept_bytes = None, 0

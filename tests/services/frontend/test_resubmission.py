@@ -1,0 +1,85 @@
+"""What it takes to submit a request again."""
+
+from array import array
+
+import pytest
+
+from services.frontend.exchange import Exchange
+from services.frontend.resubmission import Job, in_time, packed
+from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, Submission
+from shared.errors import FailureReason, RequestError
+from shared.sampling import SamplingSpec, SequenceStats
+
+
+def submission(**fields: int) -> Submission:
+    ids = [1, 2, 3]
+    return Submission(
+        request_id="r",
+        sequences=tuple(SequencePlan(index=i, prompt_token_ids=ids, seed=i) for i in range(2)),
+        sampling=SamplingSpec(),
+        output=OutputPlan(
+            object_kind=ObjectKind.CHAT_COMPLETION, response_id="r", model="m", created_s=1
+        ),
+        **fields,
+    )
+
+
+def job(kept: Submission | None) -> Job[str]:
+    return Job("a", kept, 10, 0.0)
+
+
+def test_prompts_are_kept_at_four_bytes_per_token_and_once_for_all_choices() -> None:
+    first, second = packed(submission()).sequences
+    assert first.prompt_token_ids == array("I", [1, 2, 3])
+    assert first.prompt_token_ids is second.prompt_token_ids
+
+
+def test_a_request_moves_while_nothing_of_it_has_left() -> None:
+    kept = job(submission())
+    exchange = Exchange("r")
+    assert kept.may_move(exchange)
+    exchange.push(b"waits here")
+    assert kept.may_move(exchange)
+    exchange.take()
+    assert not kept.may_move(exchange)
+
+
+def test_what_went_past_the_reader_has_left_as_well() -> None:
+    exchange = Exchange("r")
+    exchange.sink = lambda piece: True
+    exchange.push(b"a")
+    assert not job(submission()).may_move(exchange)
+
+
+def test_neither_what_has_ended_nor_what_is_not_kept_moves() -> None:
+    exchange = Exchange("r")
+    assert not job(None).may_move(exchange)
+    exchange.finish("stop", SequenceStats())
+    assert not job(submission()).may_move(exchange)
+
+
+def test_each_move_is_another_attempt_and_forgets_what_came() -> None:
+    kept = job(submission())
+    exchange = Exchange("r")
+    exchange.admit()
+    exchange.push(b"old")
+    assert [kept.begin_move(exchange, "lost") for _ in range(2)] == [1, 2]
+    assert kept.submission is not None
+    assert kept.submission.attempt == 2
+    assert exchange.take() == b""
+    assert exchange.is_admitted
+
+
+def test_limits_go_on_running() -> None:
+    again = in_time(submission(timeout_ms=5000, first_token_timeout_ms=0), 1.5)
+    assert (again.timeout_ms, again.first_token_timeout_ms) == (3500, 0)
+    assert in_time(submission(first_token_timeout_ms=900), 0.5).first_token_timeout_ms == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("timeout_ms", "did not end"), ("first_token_timeout_ms", "no token")]
+)
+def test_a_request_whose_time_is_over_fails_by_name(name: str, words: str) -> None:
+    with pytest.raises(RequestError, match=f"{words}.*1000 ms") as caught:
+        in_time(submission(**{name: 1000}), 1.0)
+    assert caught.value.reason is FailureReason.DEADLINE_EXCEEDED
