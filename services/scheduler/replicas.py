@@ -185,6 +185,8 @@ class Replicas:
         assert all(sequence.replica == self.unplaced for sequence in waiting)
         for number, replica in enumerate(self._all):
             own = list(replica.waiting)
+            is_shared = replica.waiting is self.waiting
+            assert replica.batch or is_shared or not own, "a sequence waits at a lost replica"
             if replica.batch:
                 replica.batch.check()
                 own += replica.batch.running

@@ -82,32 +82,6 @@ def test_streams_go_on_without_a_gap_whichever_rank_is_lost(layout: str, loss: L
     drill(layout, loss)
 
 
-@pytest.mark.parametrize("loss", [Loss("worker.3", KILLED)], ids=str)
-def test_streams_of_a_lost_group_go_on_at_the_other_at_once(loss: Loss) -> None:
-    group = Group(Way(tp=2, dp=2, drafts=3))
-    mesh = group.mesh
-    try:
-        whole = group.whole()
-        before = group.pids()
-        # So many that both groups have some.
-        streams = [*group.lose(loss), *(Stream(mesh, body) for body in BODIES)]
-        for stream in streams[len(BODIES) :]:
-            stream.start()
-        for stream in streams:
-            stream.join(110)
-            assert mesh.is_serving(), "the other group serves all the while"
-        assert not any(stream.error for stream in streams)
-        assert [stream.token_ids for stream in streams] == whole * 2
-        is_back = "worker.2: ready"
-        mesh.until(lambda: is_back in mesh.screen.partition("ended: killed")[2], 60, is_back)
-        after = group.pids()
-        assert {name for name in after if after[name] != before[name]} == {"worker.2", "worker.3"}
-        assert "worker.3, rank 1 of world 1" in mesh.screen
-        mesh.until_idle()
-    finally:
-        group.close()
-
-
 @pytest.fixture
 def impatient() -> Iterator[Group]:
     """Requests wait for their workers as briefly as they would for a single one."""

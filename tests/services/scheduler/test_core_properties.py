@@ -1,35 +1,72 @@
 """The core under any order of events: nothing lost, shared or doubled, every stream complete."""
 
 import random
+from collections import Counter
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, FinishCode
-from shared.endings import AbortReason
+from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from tests.services.scheduler.harness import Harness
 
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+
+# What happens between two events, at every replica: a plan, a result, or as much as can be.
+AHEAD = st.lists(st.sampled_from("psstt"), max_size=5)
+SUBMIT: dict[str, Any] = {
+    "num_prompts": st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    "num_resumed": st.sampled_from([0, 0, 0, 1, 2]),
+    "max_tokens": st.sampled_from([1, 2, 5, 12, 24, 30, 36]),
+    "early_end": st.sampled_from([0, 0, 0, 1, 2, 12]),
+    "code": st.sampled_from([FinishCode.EOS, FinishCode.STOP_TOKEN]),
+    "timeout_ms": st.sampled_from([0, 0, 0, 0, 0, 10]),
+    "which": st.sampled_from([0, 1]),
+    "num_logprobs": st.sampled_from([None, None, 0]),
+    "tenant_id": st.sampled_from(["", "a", "b"]),
+    "priority": st.sampled_from([0, 0, -1, 3]),
+    "first_token_timeout_ms": st.sampled_from([0, 0, 0, 0, 0, 9]),
+    "fork": st.sampled_from([0, 0, 0, 3, 8]),
+    "cache_salt": st.sampled_from(["", "", "", "s"]),
+    "reads_cache": st.sampled_from([True, True, True, False]),
+    "ahead": AHEAD,
+}
+
 
 class CoreMachine(RuleBasedStateMachine):
-    """Any order of events; `Harness` checks after each of them."""
+    """Any order of events; `Harness` checks after each of them.
+
+    Events come between steps: most rules go on for a few steps, so that there is something running
+    for the next one to hit.
+    """
 
     harness: Harness
+    counts: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         window=st.sampled_from([1, 2]),
-        num_blocks=st.integers(4, 16),
-        block_size=st.integers(1, 4),
-        max_num_seqs=st.integers(1, 6),
+        num_blocks=st.lists(st.integers(5, 16), min_size=1, max_size=3),
+        is_uneven=st.booleans(),
+        is_joint=st.booleans(),
+        block_size=st.sampled_from([1, 2, 3, 4, 4]),
+        max_num_seqs=st.sampled_from([1, 2, 4, 6]),
         max_num_batched_tokens=st.integers(1, 24),
-        max_model_len=st.sampled_from([2, 3, 9, 20, 40, 40]),
+        max_model_len=st.sampled_from([3, 9, 20, 40, 40, 40]),
         run_length=st.sampled_from([1, 1, 1, 3]),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         num_drafts=st.sampled_from([3, 0, 1, 5]),
-        num_replicas=st.sampled_from([1, 2, 2]),
         policy=st.sampled_from(["fcfs", "priority"]),
         watermark=st.sampled_from([0.0, 0.2]),
         num_long_tokens=st.sampled_from([0, 2, 8]),
@@ -37,21 +74,22 @@ class CoreMachine(RuleBasedStateMachine):
     def open(
         self,
         window: int,
-        num_blocks: int,
+        num_blocks: list[int],
+        is_uneven: bool,
+        is_joint: bool,
         block_size: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
         run_length: int,
         num_drafts: int,
-        num_replicas: int,
         policy: str,
         watermark: float,
         num_long_tokens: int,
         enable_prefix_caching: bool,
     ) -> None:
         capacity = Capacity(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks[0],
             block_size_tokens=block_size,
             num_rows=2 * max_num_seqs,
             max_num_seqs=max_num_seqs,
@@ -60,11 +98,15 @@ class CoreMachine(RuleBasedStateMachine):
             vocab_size=50_000,
             is_replay=run_length > 1,
             num_speculative_tokens=num_drafts if run_length == 1 else 0,
+            moe_methods=((8, 3), (64, 1)),
+            captured_num_seqs=(1, 4),
         )
         self.harness = Harness(
             capacity,
             run_length,
-            num_replicas=num_replicas,
+            num_replicas=len(num_blocks),
+            num_blocks=num_blocks if is_uneven else (),
+            is_joint=is_joint and len(num_blocks) > 1,
             enable_prefix_caching=enable_prefix_caching,
             max_plans_in_flight=window,
             max_queued_requests=12,
@@ -79,38 +121,30 @@ class CoreMachine(RuleBasedStateMachine):
         self.is_priority = policy == "priority"
         self.outlets = [Outlet(), Outlet()]
 
-    @rule(
-        num_prompts=st.lists(st.integers(1, 30), min_size=1, max_size=3),
-        num_resumed=st.integers(0, 2),
-        max_tokens=st.integers(1, 40),
-        early_end=st.sampled_from([0, 0, 0, 1, 2, 12]),
-        code=st.sampled_from([FinishCode.EOS, FinishCode.STOP_TOKEN]),
-        timeout_ms=st.sampled_from([0, 0, 3, 10]),
-        which=st.sampled_from([0, 1]),
-        num_logprobs=st.sampled_from([None, None, 0]),
-        tenant_id=st.sampled_from(["", "a", "b"]),
-        priority=st.sampled_from([0, 0, -1, 3]),
-        first_token_timeout_ms=st.sampled_from([0, 0, 2, 9]),
-        fork=st.sampled_from([0, 0, 0, 3, 8]),
-        cache_salt=st.sampled_from(["", "", "", "s"]),
-        reads_cache=st.sampled_from([True, True, True, False]),
-    )
-    def submit(
+    @invariant()
+    def count(self) -> None:
+        self.counts["events"] += 1
+
+    # -- clients -------------------------------------------------------------------------------
+
+    @rule(**SUBMIT)
+    def submit(self, **request: Any) -> None:
+        self._submit(**request)
+
+    @rule(**SUBMIT)
+    def submit_another(self, **request: Any) -> None:
+        self._submit(**request)
+
+    def _submit(
         self,
         num_prompts: list[int],
         num_resumed: int,
-        max_tokens: int,
         early_end: int,
         code: FinishCode,
-        timeout_ms: int,
         which: int,
-        num_logprobs: int | None,
-        tenant_id: str,
         priority: int,
-        first_token_timeout_ms: int,
-        fork: int,
-        cache_salt: str,
-        reads_cache: bool,
+        ahead: list[str],
+        **options: Any,
     ) -> None:
         harness = self.harness
         if early_end:
@@ -120,76 +154,111 @@ class CoreMachine(RuleBasedStateMachine):
             self.outlets[which],
             num_prompts,
             num_resumed=num_resumed,
-            max_tokens=max_tokens,
-            timeout_ms=timeout_ms,
-            num_logprobs=num_logprobs,
-            tenant_id=tenant_id,
             priority=priority if self.is_priority else 0,
-            first_token_timeout_ms=first_token_timeout_ms,
-            fork=fork,
-            cache_salt=cache_salt,
-            reads_cache=reads_cache,
+            **options,
         )
+        self._go_on(ahead)
+
+    @precondition(lambda self: self.harness.live())
+    @rule(data=st.data(), reason=st.sampled_from(AbortReason), kept=st.integers(0, 5), ahead=AHEAD)
+    def abort(self, data: st.DataObject, reason: AbortReason, kept: int, ahead: list[str]) -> None:
+        live = [stream.seed for stream in self.harness.live()]
+        self.harness.abort(data.draw(st.sampled_from(live)), reason, kept)
+        self._go_on(ahead)
+
+    @precondition(lambda self: len(self.harness.live()) > 2)
+    @rule(data=st.data(), ahead=AHEAD)
+    def abort_request(self, data: st.DataObject, ahead: list[str]) -> None:
+        harness = self.harness
+        request_id = data.draw(st.sampled_from([s.request_id for s in harness.live()]))
+        live = [s for s in harness.live() if s.request_id == request_id]
+        assert harness.core.abort_request(request_id, harness.now) == len(live)
+        assert harness.core.abort_request(request_id, harness.now) == 0
+        harness.check()
+        self._go_on(ahead)
+
+    @precondition(lambda self: len(self.harness.live()) > 3)
+    @rule(which=st.sampled_from([0, 1]))
+    def close_outlet(self, which: int) -> None:
+        self.harness.close(self.outlets[which])
+        self.outlets[which] = Outlet()
+
+    @rule(ahead=AHEAD)
+    def drain(self, ahead: list[str]) -> None:
+        """Nothing enters meanwhile, and what lives goes on."""
+        error = RequestError(FailureReason.DRAINING, "draining")
+        self.harness.core.refuse_new(error)
+        (verdict,) = self.harness.submit(self.outlets[0], [1])
+        assert verdict.refusal is not None
+        assert verdict.refusal.reason is FailureReason.DRAINING
+        self._go_on(ahead)
+        self.harness.core.refuse_new(None)
+
+    # -- the caches, time ----------------------------------------------------------------------
 
     @rule()
     def tidy(self) -> None:
         self.harness.core.tidy()
         self.harness.check_names()
 
-    @rule()
-    def reset_cache(self) -> None:
+    @rule(ahead=AHEAD)
+    def reset_cache(self, ahead: list[str]) -> None:
         self.harness.reset_cache()
+        self._go_on(ahead)
 
-    @rule(data=st.data(), reason=st.sampled_from(AbortReason), kept=st.integers(0, 5))
-    @precondition(lambda self: self.harness.streams)
-    def abort(self, data: st.DataObject, reason: AbortReason, kept: int) -> None:
-        self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.streams))), reason, kept)
-
-    @rule(data=st.data())
-    @precondition(lambda self: self.harness.streams)
-    def abort_request(self, data: st.DataObject) -> None:
-        harness = self.harness
-        stream = harness.streams[data.draw(st.sampled_from(sorted(harness.streams)))]
-        live = [s for s in harness.live() if s.request_id == stream.request_id]
-        assert harness.core.abort_request(stream.request_id, harness.now) == len(live)
-        harness.check()
-
-    @rule(which=st.sampled_from([0, 1]))
-    def close_outlet(self, which: int) -> None:
-        self.harness.close(self.outlets[which])
-        self.outlets[which] = Outlet()
-
-    @rule(seconds=st.sampled_from([0.001, 0.02]))
+    @rule(seconds=st.sampled_from([0.001, 0.001, 0.02]))
     def wait(self, seconds: float) -> None:
         self.harness.now += seconds
         self.harness.core.tick(self.harness.now)
         self.harness.check()
 
+    # -- the workers ---------------------------------------------------------------------------
+
+    @rule(ahead=st.lists(st.sampled_from("psst"), min_size=4, max_size=14))
+    def go_on(self, ahead: list[str]) -> None:
+        self._go_on(ahead)
+
+    @precondition(lambda self: not self.harness.is_joint)
     @rule(data=st.data())
     def plan(self, data: st.DataObject) -> None:
         self.harness.plan(self._any(data))
 
-    @rule(data=st.data())
-    def take_result(self, data: st.DataObject) -> None:
-        replica = self._any(data)
-        if self.harness.sides[replica].results:
-            self.harness.take_result(replica)
+    @precondition(lambda self: any(len(side.results) == 1 for side in self.harness.sides))
+    @rule(data=st.data(), dice=st.randoms(use_true_random=False))
+    def fail_row(self, data: st.DataObject, dice: random.Random) -> None:
+        sides = self.harness.sides
+        ready = [n for n, side in enumerate(sides) if len(side.results) == 1]
+        self.counts["rows failed"] += fail_one_row(
+            self.harness, dice, data.draw(st.sampled_from(ready))
+        )
 
-    @rule(count=st.integers(1, 12))
-    def run_steps(self, count: int) -> None:
-        for _ in range(count):
-            self.harness.step()
-
-    @rule(data=st.data(), can_resume=st.booleans(), is_back=st.booleans())
-    def lose_worker(self, data: st.DataObject, can_resume: bool, is_back: bool) -> None:
-        replica = self._any(data)
-        if self.harness.sides[replica].is_open:
-            self.harness.lose_worker(can_resume=can_resume, replica=replica)
+    @precondition(lambda self: self._busy())
+    @rule(
+        data=st.data(),
+        can_resume=st.sampled_from([True, True, True, False]),
+        is_back=st.booleans(),
+        ahead=AHEAD,
+    )
+    def lose_worker(
+        self, data: st.DataObject, can_resume: bool, is_back: bool, ahead: list[str]
+    ) -> None:
+        replica = data.draw(st.sampled_from(self._busy()))
+        self.harness.lose_worker(can_resume=can_resume, replica=replica)
+        self.counts["losses"] += 1
         if is_back:
             self.harness.open_epoch(replica)
+        self._go_on(ahead)
 
-    @rule(data=st.data(), is_draining=st.booleans())
-    def drain_replica(self, data: st.DataObject, is_draining: bool) -> None:
+    @precondition(lambda self: not all(side.is_open for side in self.harness.sides))
+    @rule(data=st.data(), ahead=AHEAD)
+    def open_worker(self, data: st.DataObject, ahead: list[str]) -> None:
+        lost = [n for n, side in enumerate(self.harness.sides) if not side.is_open]
+        self.harness.open_epoch(data.draw(st.sampled_from(lost)))
+        self._go_on(ahead)
+
+    @precondition(lambda self: len(self.harness.sides) > 1)
+    @rule(data=st.data(), is_draining=st.booleans(), ahead=AHEAD)
+    def drain_replica(self, data: st.DataObject, is_draining: bool, ahead: list[str]) -> None:
         harness = self.harness
         try:
             harness.core.drain_replica(self._any(data), harness.now, is_draining=is_draining)
@@ -197,6 +266,26 @@ class CoreMachine(RuleBasedStateMachine):
             num_draining = sum(r.is_draining for r in harness.core.load().replicas)
             assert num_draining == len(harness.sides) - 1, "refused though another takes requests"
         harness.check()
+        self._go_on(ahead)
+
+    def _busy(self) -> list[int]:
+        """Replicas at which something runs."""
+        loads = self.harness.core.load().replicas
+        return [number for number, load in enumerate(loads) if load.num_running]
+
+    def _go_on(self, ahead: list[str]) -> None:
+        harness = self.harness
+        for what in ahead:
+            if what == "s":
+                harness.step()
+            elif harness.is_joint:
+                harness.tick() if what == "p" else harness.take_tick()
+            else:
+                for replica, side in enumerate(harness.sides):
+                    if what == "p":
+                        harness.plan(replica)
+                    elif side.results:
+                        harness.take_result(replica)
 
     def _any(self, data: st.DataObject) -> int:
         """Number of a replica."""
@@ -211,20 +300,60 @@ class CoreMachine(RuleBasedStateMachine):
             if not side.is_open:
                 self.harness.open_epoch(replica)
         self.harness.run_to_end()
+        self._count_run()
+
+    def _count_run(self) -> None:
+        load, streams = self.harness.core.load(), self.harness.streams.values()
+        ends = [stream.end for stream in streams if stream.end]
+        self.counts.update(
+            {
+                "joint": self.harness.is_joint,
+                "steps": load.num_steps_total,
+                "preemptions": load.num_preemptions_total,
+                "drafts kept": sum(load.num_accepted_tokens_per_position),
+                "hits": load.num_prefix_cache_hits_total,
+                "whole": sum(end.finish_reason in WHOLE for end in ends),
+                "lost": sum(end.failure is not None and "lost" in str(end.failure) for end in ends),
+            }
+        )
 
 
-CoreMachine.TestCase.settings = settings(
-    max_examples=120,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-TestAnyOrderOfEvents = CoreMachine.TestCase
+def run_machine(num_runs: int, *, is_random: bool) -> Counter[str]:
+    """Runs of up to fifty events each; what happened in all of them."""
+    CoreMachine.counts.clear()
+    run_state_machine_as_test(
+        CoreMachine,
+        settings=settings(
+            max_examples=num_runs,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=not is_random,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+    return CoreMachine.counts
+
+
+def check_counts(counts: Counter[str], num_events: int) -> None:
+    """So many events, and each kind of trouble often enough to find what it can break."""
+    assert counts["events"] >= num_events
+    rare = {name: count for name, count in counts.items() if count * 1000 < num_events}
+    assert not rare, f"of {counts}"
+
+
+def test_every_law_holds_after_each_of_ten_thousand_events() -> None:
+    check_counts(run_machine(260, is_random=False), 10_000)
+
+
+@pytest.mark.soak
+def test_every_law_holds_after_each_of_a_hundred_thousand_other_events() -> None:
+    check_counts(run_machine(2600, is_random=True), 100_000)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_streams_survive_a_pool_that_is_far_too_small(
     window: int, seed: int, num_drafts: int
 ) -> None:
@@ -281,13 +410,16 @@ def _disturb(harness: Harness, dice: random.Random, outlets: list[Outlet]) -> No
         fail_one_row(harness, dice)
 
 
-def fail_one_row(harness: Harness, dice: random.Random) -> None:
-    """The waiting result becomes one in which a row failed alone."""
-    result = harness.results[0]
+def fail_one_row(harness: Harness, dice: random.Random, replica: int = 0) -> bool:
+    """The waiting result becomes one in which a row failed alone, if one can."""
+    side = harness.sides[replica]
+    result = side.results[0]
+    if not result.rows:
+        return False
     entry = dice.randrange(len(result.rows))
-    row = harness.worker.rows.get(result.rows[entry])
+    row = side.worker.rows.get(result.rows[entry])
     if row is None or row.new.sampling.num_logprobs is not None:
-        return
+        return False
     start = sum(result.num_sampled_tokens[:entry])
     del result.token_ids[start : start + result.num_sampled_tokens[entry]]
     result.num_sampled_tokens[entry] = 0
@@ -296,3 +428,4 @@ def fail_one_row(harness: Harness, dice: random.Random) -> None:
         result.num_accepted_tokens[entry] = 0
     result.row_failures[result.rows[entry]] = RequestError(FailureReason.NUMERICAL_ERROR, "nan")
     row.is_over = True
+    return True
