@@ -16,7 +16,7 @@ from services.launcher.ranks import (
     rank_flags,
     threads_per_rank,
 )
-from services.launcher.run_dir import SERVICES, RunDirectory
+from services.launcher.run_dir import RunDirectory
 from services.launcher.settings import UpSettings
 from shared.config import has_tables
 from shared.parent import PARENT_VARIABLE
@@ -93,7 +93,7 @@ def build_commands(
     layout: Layout | None = None,
     num_frontends: int = 1,
 ) -> list[Command]:
-    """One command per service, the far end of the chain first; the worker has one per rank.
+    """One command per process, the far end of the chain first; the worker has one per rank.
 
     Args:
         settings: Of `up`.
@@ -104,37 +104,41 @@ def build_commands(
         num_frontends: HTTP processes on the port.
     """
     layout = layout or Layout()
-    flags = {
-        "scheduler": _scheduler_flags(settings, run_dir, layout),
-        "detokenizer": _detokenizer_flags(settings, run_dir),
+    chain = {
+        "scheduler": ("scheduler", _scheduler_flags(settings, run_dir, layout)),
+        **{
+            name: ("detokenizer", _detokenizer_flags(settings, run_dir))
+            for name in names_of("detokenizer", settings.detokenizer_count)
+        },
     }
-    commands = [
+    ranks = [
         _rank_command(settings, run_dir, layout, rank, service_flags.get("worker", ()))
         for rank in layout.ranks()
     ]
-    return (
-        commands
-        + [
-            Command(
-                service=name,
-                argv=(
-                    *module_command(name),
-                    *_common_flags(settings, run_dir, name),
-                    *(str(word) for word in flags[name]),
-                    *service_flags.get(name, ()),
-                ),
-                environment=_environment(settings, name),
-            )
-            for name in SERVICES
-            if name in flags
-        ]
-        + [
-            _frontend_command(
-                settings, run_dir, port, service_flags.get("frontend", ()), number, num_frontends
-            )
-            for number in range(num_frontends)
-        ]
-    )
+    services = [
+        Command(
+            service=name,
+            argv=(
+                *module_command(service),
+                *_common_flags(settings, run_dir, name),
+                *(str(word) for word in words),
+                *service_flags.get(service, ()),
+            ),
+            environment=_environment(settings, service),
+        )
+        for name, (service, words) in chain.items()
+    ]
+    own = service_flags.get("frontend", ())
+    frontends = [
+        _frontend_command(settings, run_dir, port, own, name, num_frontends)
+        for name in names_of("frontend", num_frontends)
+    ]
+    return ranks + services + frontends
+
+
+def names_of(service: str, count: int) -> list[str]:
+    """Names of the processes of one service."""
+    return [service, *(f"{service}-{number}" for number in range(1, count))]
 
 
 def _frontend_command(
@@ -142,11 +146,10 @@ def _frontend_command(
     run_dir: RunDirectory,
     port: int,
     service_flags: Sequence[str],
-    number: int,
+    name: str,
     num_frontends: int,
 ) -> Command:
     """One of the HTTP processes; several share port, numbers and kept responses."""
-    name = "frontend" if number == 0 else f"frontend-{number}"
     words = _frontend_flags(settings, run_dir, port)
     environment = _environment(settings, "frontend")
     if num_frontends > 1:
@@ -246,8 +249,9 @@ def _detokenizer_flags(settings: UpSettings, run_dir: RunDirectory) -> list[obje
 
 def _frontend_flags(settings: UpSettings, run_dir: RunDirectory, port: int) -> list[object]:
     names = [word for name in settings.served_model_name for word in ("--served-model-name", name)]
+    detokenizers = names_of("detokenizer", settings.detokenizer_count)
     return [
-        *("--detokenizer-address", run_dir.address("detokenizer")),
+        *(w for name in detokenizers for w in ("--detokenizer-address", run_dir.address(name))),
         *("--model", settings.checkpoint),
         *("--host", settings.host),
         *("--port", port),

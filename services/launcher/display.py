@@ -99,8 +99,9 @@ def address_page(
         f"glm-mesh {version} serves {model} at {url}/v1 (ready in {seconds:.1f} s)",
         f"  API page  {url}/docs      metrics  {url}/metrics",
     ]
+    width = max(12, *map(len, pids))
     page += [
-        f"  {name:<12} pid {pid:<8} "
+        f"  {name:<{width}} pid {pid:<8} "
         + (
             f"led; log {directory}/{name}.log"
             if name in silent

@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 
 SERVICES: Final = ("worker", "scheduler", "detokenizer", "frontend")
 STATE_FILE: Final = "mesh.json"
-_LONGEST_NAME: Final = "detokenizer.health.sock"
+_LONGEST_NAME: Final = "detokenizer-63.health.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from shared.config import ProcessSettings
 
+# Of one service on this machine: each is an interpreter of 100 MB.
+MAX_PROCESSES: Final = 64
 _UNITS: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 
@@ -82,6 +84,12 @@ class UpSettings(ProcessSettings):
     )
     num_threads: int | None = Field(
         default=None, ge=1, description="Threads of one operator in the worker."
+    )
+    detokenizer_count: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="Detokenizers; each frontend sends a request to the one with the least to do.",
     )
     run_dir: Path | None = Field(
         default=None, description="Directory for sockets and logs, kept afterwards."

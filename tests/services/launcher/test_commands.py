@@ -214,6 +214,28 @@ def test_this_grpc_knows_every_switch() -> None:
     assert b"event_engine_nonsense" in done.stderr
 
 
+def test_every_frontend_knows_every_detokenizer(tmp_path: Path) -> None:
+    run_dir = RunDirectory(path=Path("/r"), is_kept=True)
+    settings = UpSettings(model=tmp_path, detokenizer_count=3)
+    own = {"detokenizer": ["--peer-stall-timeout-s", "9"]}
+    made = build_commands(settings, run_dir, 8123, own, num_frontends=2)
+    names = ["detokenizer", "detokenizer-1", "detokenizer-2"]
+    assert [command.service for command in made] == [
+        *("worker", "scheduler", *names, "frontend", "frontend-1")
+    ]
+    for command in made[2:5]:
+        assert command.unit == command.service
+        assert command.argv[3] == "services.detokenizer"
+        assert value_of(command, "--address") == f"unix:/r/{command.service}.sock"
+        assert value_of(command, "--health-address") == f"unix:/r/{command.service}.health.sock"
+        assert value_of(command, "--scheduler-address") == "unix:/r/scheduler.sock"
+        assert value_of(command, "--peer-stall-timeout-s") == "9"
+    for command in made[5:]:
+        words = command.argv
+        told = [words[i + 1] for i, word in enumerate(words) if word == "--detokenizer-address"]
+        assert told == [f"unix:/r/{name}.sock" for name in names]
+
+
 def test_several_frontends_share_port_numbers_and_kept_responses(tmp_path: Path) -> None:
     run_dir = RunDirectory(path=Path("/r"), is_kept=True)
     made = build_commands(UpSettings(model=tmp_path), run_dir, 8123, {}, num_frontends=3)
