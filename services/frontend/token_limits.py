@@ -18,10 +18,6 @@ def with_token_limits(
     gateway: Gateway, request: SamplingFields, sampling: SamplingSpec
 ) -> SamplingSpec:
     """The sampling with the ids that the request allows and the words it forbids."""
-    for name in ("allowed_token_ids", "bad_words"):
-        if sampling.constraint is not None and getattr(request, name):
-            # Two rules that know nothing of each other may leave no token at all.
-            raise unsupported(name, "not together with a form or forced calls")
     allowed = request.allowed_token_ids or []
     gateway.renderer.check_ids(allowed, "allowed_token_ids")
     words = request.bad_words or []

@@ -167,7 +167,9 @@ class RowTable:
         self.num_prompt[row] = num_prompt
         self.num_tokens[row] = num_tokens
         self.num_computed[row] = self.last_computed[row] = new.num_computed_tokens
-        self.min_tokens[row] = new.sampling.min_tokens
+        # Under a constraint an end comes early only where it is all that is left: the bound yields.
+        is_free = new.sampling.constraint is None
+        self.min_tokens[row] = new.sampling.min_tokens if is_free else 0
         self.max_tokens[row] = new.sampling.max_tokens
         if new.sampling.num_logprobs is not None:
             self.num_logprobs[row] = new.sampling.num_logprobs

@@ -4,8 +4,8 @@ Rows that are greedy and change nothing cost one search for the largest logit, w
 rows whose logits are not finite. Only the other rows are copied, shaped, masked and drawn. Ids past
 the tokenizer are cut off first, so they can neither be sampled nor listed.
 
-A grammar's mask comes last and is the law: where what else the request forbids leaves nothing of
-it, the mask alone decides. A row without any id left cannot be.
+A grammar's mask comes last and is the law. Where what else the request forbids leaves nothing of it
+the text ends, if it is complete; else the row fails.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from services.worker.draw import DrawSettings, draw
 from services.worker.grammar.masking import allow_only
+from services.worker.grammar.row import allows
 from services.worker.grammar.rows import Masks, stuck
 from services.worker.logprobs import measure
 from services.worker.plan import Ints, LogprobColumns
@@ -133,18 +134,20 @@ class _Shaped:
 
 
 def _mask(logits: Tensor, known: Tensor, at: Tensor, masks: Masks, places: Ints, own: Ints) -> None:
-    """Apply masks; what they allow is brought back where the request itself left nothing of it."""
+    """Apply masks; where the request itself left nothing of one, the text ends or the row fails."""
     masked = np.searchsorted(places, masks.places)
     allow_only(logits, masked, masks.words)
     both = np.isin(masks.places, own).nonzero()[0]
     if not len(both):
         return
     best, _ = argmax_rows(logits[torch.from_numpy(masked[both]).to(logits.device)])
-    lost = both[(best == float("-inf")).cpu().numpy()]
-    if len(lost):
-        to = torch.from_numpy(masked[lost]).to(logits.device)
-        logits[to] = known[at[to]]
-        allow_only(logits, masked[lost], masks.words[torch.from_numpy(lost)])
+    for place in both[(best == float("-inf")).cpu().numpy()].tolist():
+        row, words = int(masked[place]), masks.words[place].numpy().view(np.uint32)
+        ends = [token for token in masks.end_ids[place] if allows(words, token)]
+        # Some numbers have to be drawn from even where the row has failed.
+        left = ends or slice(None)
+        logits[row, left] = known[at[row], left]
+        masks.is_stuck[masks.places[place]] |= not ends
 
 
 def _drawn(

@@ -134,6 +134,8 @@ class WorkerService:
             self._lose(self._world.verdict if self._world is not None else "")
             stop.set()
             return
+        if self._desk is not None:
+            self._desk.warm()
         while self._runner.is_alive and not self._is_lost():
             self._show(self._reason_not_to_serve())
             await asyncio.sleep(_WATCH_S)

@@ -1,6 +1,7 @@
 """Checks constraints in a child process that is killed when it takes too long.
 
-One check at a time. The child is started when it is needed first, and again after it died.
+One check at a time. The child is started ahead of the first check, and again at once when one has
+been its death, so that the next request does not wait for a process to start.
 """
 
 import asyncio
@@ -44,6 +45,15 @@ class GrammarChecker:
         self._model = model
         self._limits = limits or CheckLimits()
         self._child: Process | None = None
+        self._starting: asyncio.Task[Process] | None = None
+        self._is_closed = False
+
+    def warm(self) -> None:
+        """Have a child started, if there is none; what goes wrong the next check tells."""
+        if self._is_closed or self._starting is not None or self._is_alive:
+            return
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+        self._starting.add_done_callback(self._started)
 
     async def check(self, constraint: Constraint) -> None:
         """Return if it can be used.
@@ -57,33 +67,65 @@ class GrammarChecker:
             async with asyncio.timeout(self._limits.wall_s):
                 verdict = await _ask(child, ask)
         except TimeoutError:
-            await self.close()
+            await self._replace()
             # Not its fault: its own time is bounded, and was not over.
             raise _not_now() from None
         except (OSError, EOFError):
             raise await self._why_it_died(child) from None
         except BaseException:
-            await self.close()  # whoever asked went away: its answer would meet the next one
+            await self._replace()  # whoever asked went away: its answer would meet the next one
             raise
         if verdict.message:
             raise RequestError(FailureReason.INVALID_ARGUMENT, verdict.message, field=verdict.field)
 
     async def close(self) -> None:
-        """Kill the child, if there is one."""
+        """Kill the child, if there is one; there will be no other."""
+        self._is_closed = True
+        await self._kill()
+
+    async def _replace(self) -> None:
+        """Kill the child and start another one, which nobody waits for."""
+        await self._kill()
+        self.warm()
+
+    async def _kill(self) -> None:
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         child, self._child = self._child, None
-        if child is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-        # The transport closes the pipes; without it their objects outlive the loop.
-        child._transport.close()  # type: ignore[attr-defined]  # no public way
+        if child is not None:
+            await _end(child)
+
+    @property
+    def _is_alive(self) -> bool:
+        return self._child is not None and self._child.returncode is None
 
     async def _alive(self) -> Process:
-        if self._child is not None and self._child.returncode is None:
+        if self._child is not None and self._is_alive:
             return self._child
+        self.warm()
+        if self._starting is None:
+            raise _not_now()
+        # Whoever stops waiting does not stop the child: the next one needs it.
+        return await asyncio.shield(self._starting)
+
+    def _started(self, task: "asyncio.Task[Process]") -> None:
+        if self._starting is task:
+            self._starting = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            text = "the process that checks constraints did not start"
+            _log.error(text, exc_info=error)
+
+    async def _start(self) -> Process:
+        dead, self._child = self._child, None
+        if dead is not None:
+            await _end(dead)  # its pipes are still open
         limits = self._limits
-        self._child = child = await asyncio.create_subprocess_exec(
+        child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "services.worker.grammar.child"),
             *(str(self._model), str(limits.cpu_s), str(limits.memory_bytes)),
             stdin=PIPE,
@@ -93,19 +135,20 @@ class GrammarChecker:
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await _read(child)
-        except (OSError, EOFError, TimeoutError):
-            await self.close()
-            _log.exception("the process that checks constraints did not start")
-            raise _not_now() from None
-        except BaseException:
-            await self.close()
+        except BaseException as error:
+            await _end(child)
+            if isinstance(error, OSError | EOFError | TimeoutError):
+                raise _not_now() from error
             raise
+        self._child = child
         return child
 
     async def _why_it_died(self, child: Process) -> RequestError:
         code = await child.wait()
-        await self.close()
-        _log.warning("a constraint ended the process that checked it", extra={"code": code})
+        await self._replace()
+        _log.warning("the process that checks constraints ended", extra={"code": code})
+        if code in (-signal.SIGKILL, -signal.SIGTERM):
+            return _not_now()  # somebody else's doing: it is not the constraint that was wrong
         if code == -signal.SIGPROF:
             text = f"checking it takes over {self._limits.cpu_s:g} s of processor time"
         else:
@@ -116,10 +159,18 @@ class GrammarChecker:
 def _not_now() -> RequestError:
     return RequestError(
         FailureReason.UPSTREAM_LOST,
-        "constraint: it cannot be checked now, the machine is too busy",
+        "constraint: it cannot be checked now, the process for it was lost or had no time",
         field="constraint",
         retry_after_ms=1000,
     )
+
+
+async def _end(child: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    await child.wait()
+    # The transport closes the pipes; without it their objects outlive the loop.
+    child._transport.close()  # type: ignore[attr-defined]  # no public way
 
 
 async def _ask(child: Process, ask: bytes) -> Verdict:

@@ -1,8 +1,8 @@
-"""From a constraint to something that can be matched, with a bounded cache.
+"""From a constraint to something that can be matched, compiled once while somebody needs it.
 
-Compiling drops the interpreter lock, and the bounds of the engine keep it short; hostile
-constraints have been refused before (`checker`). Used by the thread of the steps and by those that
-prepare.
+A grammar is known as long as a row holds it, and as long as it is among the latest. Compiling drops
+the interpreter lock, and the bounds of the engine keep it short; hostile constraints have been
+refused before (`checker`). Used by the thread of the steps and by those that prepare.
 """
 
 import threading
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher
@@ -21,12 +22,12 @@ from services.worker.grammar.writer import refused
 from shared.constraint import Constraint
 from shared.glm.tokenizer import GlmTokenizer
 
-# A compiled grammar takes some 100 KiB to a few MiB.
-_MAX_GRAMMARS: Final = 64
+# Beside those of rows. A compiled grammar takes 150 to 300 KiB, a very large one a few MiB.
+_MAX_GRAMMARS: Final = 256
 _MAX_REASON_CHARS: Final = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class CompiledGrammar:
     """A constraint, ready. Never advanced itself: each row has a copy."""
 
@@ -54,7 +55,8 @@ class GrammarCompiler:
         self._load = load
         self._max_grammars = max_grammars
         self._vocabulary: EngineVocabulary | None = None
-        self._known: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
+        self._latest: OrderedDict[Constraint, CompiledGrammar] = OrderedDict()
+        self._alive: WeakValueDictionary[Constraint, CompiledGrammar] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._loading = threading.Lock()
 
@@ -75,10 +77,13 @@ class GrammarCompiler:
         """Read the tokenizer now."""
         _ = self.vocabulary
 
-    def known(self, constraint: Constraint) -> bool:
-        """Whether `compile` has it ready."""
+    def find(self, constraint: Constraint) -> CompiledGrammar | None:
+        """The grammar if it is ready; it counts as used."""
         with self._lock:
-            return constraint in self._known
+            found = self._alive.get(constraint)
+            if found is not None:
+                self._keep(found)
+            return found
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """The grammar of a constraint.
@@ -86,17 +91,21 @@ class GrammarCompiler:
         Raises:
             RequestError: It has none, and why.
         """
-        with self._lock:
-            found = self._known.get(constraint)
-            if found is not None:
-                self._known.move_to_end(constraint)
-                return found
+        found = self.find(constraint)
+        if found is not None:
+            return found
         compiled = compile_anew(constraint, self.vocabulary)
         with self._lock:
-            self._known[constraint] = compiled
-            while len(self._known) > self._max_grammars:
-                self._known.popitem(last=False)
+            # Somebody else may have been faster: rows of equal constraints share a grammar.
+            compiled = self._alive.setdefault(constraint, compiled)
+            self._keep(compiled)
         return compiled
+
+    def _keep(self, grammar: CompiledGrammar) -> None:
+        self._latest[grammar.constraint] = grammar
+        self._latest.move_to_end(grammar.constraint)
+        while len(self._latest) > self._max_grammars:
+            self._latest.popitem(last=False)
 
 
 def compile_anew(constraint: Constraint, vocabulary: EngineVocabulary) -> CompiledGrammar:

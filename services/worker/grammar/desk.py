@@ -17,7 +17,7 @@ from services.worker.grammar.checker import CheckLimits, GrammarChecker
 from services.worker.grammar.compiler import GrammarCompiler
 from shared import tracing
 from shared.constraint import Constraint
-from shared.errors import FailureReason, RequestError
+from shared.errors import CheckpointError, FailureReason, RequestError
 from shared.log import get_logger
 
 _log = get_logger(__name__)
@@ -41,6 +41,7 @@ class GrammarDesk:
         self._max_waiting = max_waiting
         self._turn = asyncio.Lock()
         self._num_waiting = 0
+        self._warming: asyncio.Task[None] | None = None
         # By digest: why a constraint was refused, None if it was not.
         self._verdicts: OrderedDict[bytes, RequestError | None] = OrderedDict()
 
@@ -49,13 +50,25 @@ class GrammarDesk:
         """For the tokenizer of a checkpoint."""
         return cls(GrammarCompiler.of_checkpoint(path), GrammarChecker(path, limits))
 
+    def warm(self) -> None:
+        """Get ready for the first constraint: a tokenizer to compile it, a child to check it."""
+        self._warming = asyncio.get_running_loop().create_task(self._warm())
+
+    async def _warm(self) -> None:
+        try:
+            await asyncio.to_thread(self.compiler.load)
+        except CheckpointError as error:
+            _log.warning("constraints will be refused: %s", error)
+            return
+        self._checker.warm()
+
     async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
         """Make it ready; microseconds that it took, 0 if it was.
 
         Raises:
             RequestError: It cannot be used, and why; or too many wait for their turn.
         """
-        if self.compiler.known(constraint):
+        if self.compiler.find(constraint) is not None:
             return 0
         started = time.perf_counter_ns()
         span = tracing.start_span(
@@ -66,7 +79,7 @@ class GrammarDesk:
         with span:
             await self._check(constraint)
             checked_at = time.perf_counter_ns()
-            await asyncio.to_thread(self.compiler.compile, constraint)
+            await asyncio.to_thread(self._compile, constraint)
             compile_us = (time.perf_counter_ns() - checked_at) // 1000
             span.set("compile_us", compile_us)
         took_us = (time.perf_counter_ns() - started) // 1000
@@ -75,7 +88,13 @@ class GrammarDesk:
 
     async def close(self) -> None:
         """End the child."""
+        if self._warming is not None:
+            await asyncio.wait({self._warming})
         await self._checker.close()
+
+    def _compile(self, constraint: Constraint) -> None:
+        # Nothing is returned: a future that is waited for would hold the grammar.
+        self.compiler.compile(constraint)
 
     async def _check(self, constraint: Constraint) -> None:
         """Once per constraint; those that come meanwhile wait for the same verdict."""

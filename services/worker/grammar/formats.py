@@ -10,8 +10,14 @@ from services.worker.grammar.writer import GrammarWriter, quoted, refused
 from shared.constraint import MAX_CHOICES, FormatKind, TextFormat
 
 FIELD: Final = "format"
-# A model that has lost its way writes blanks without end where any number of them may stand.
-_WHITESPACE: Final = r"[ \n\r\t]{1,64}"
+# What pretty-printers write between the parts of JSON: a blank, or a line break and indentation for
+# ten levels of four. A model that has lost its way writes blanks without end where they may stand.
+_WHITESPACE: Final = r" |\r?\n[ \t]{0,40}"
+
+
+def is_json(given: TextFormat | None) -> bool:
+    """Whether such a text is JSON."""
+    return given is not None and given.kind in (FormatKind.JSON_OBJECT, FormatKind.JSON_SCHEMA)
 
 
 def add_format(writer: GrammarWriter, given: TextFormat) -> str:

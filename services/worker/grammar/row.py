@@ -7,20 +7,27 @@
 - FREE: ordinary text of a triggered constraint; nothing is masked.
 - INSIDE: what the grammar allows, and the ends of the sequence once it is satisfied.
 - DONE: the ends of the sequence alone.
+
+JSON has a bounded number of blanks in a row, also inside its strings: a model that is lost in them
+would write nothing else up to the limit of its output.
 """
 
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from services.worker.grammar.compiler import CompiledGrammar, reason_of
+from services.worker.grammar.formats import is_json
 
 Words = NDArray[np.uint32]
 _ALL = np.uint32(0xFFFFFFFF)
+# Bytes. Wider than the padding of tables and the indentation of code in strings.
+_MAX_BLANKS: Final = 128
 
 
 class Phase(enum.Enum):
@@ -51,20 +58,27 @@ class Mark:
     phase: Phase
     run: _Run | None
     num_tokens: int
+    num_blanks: int
 
 
 class RowConstraint:
     """The constraint of one row. One thread uses it."""
 
     def __init__(
-        self, grammar: CompiledGrammar, end_ids: Iterable[int], outputs: Iterable[int]
+        self,
+        grammar: CompiledGrammar,
+        end_ids: Iterable[int],
+        outputs: Iterable[int],
+        *,
+        stop_ids: Iterable[int] = (),
     ) -> None:
         """A new or resumed sequence.
 
         Args:
             grammar: Of its constraint.
-            end_ids: Ids that end it once the grammar is satisfied.
+            end_ids: Ids that end it once the grammar is satisfied, and stand nowhere else.
             outputs: What it has so far.
+            stop_ids: Further ids that end it, there or where the grammar itself has them.
 
         Raises:
             StuckError: The outputs do not follow the grammar.
@@ -73,10 +87,14 @@ class RowConstraint:
         self._grammar = grammar
         self._trigger = control.tool_call
         self._eos = control.end_of_text
-        self._end_ids = frozenset(end_ids) or frozenset({self._eos})
-        self._ends = _bits(self._end_ids)
-        self._ends_and_eos = _bits(self._end_ids | {self._eos})
-        self._not_while_waiting = _bits(self._end_ids | {self._trigger})
+        eos = frozenset(end_ids) or frozenset({self._eos})
+        self.end_ids = eos | frozenset(stop_ids)
+        """Where one of them is in a mask the text may end."""
+        self._ends = _bits(self.end_ids)
+        self._ends_and_eos = _bits(eos | {self._eos})
+        self._not_while_waiting = _bits(eos | {self._trigger})
+        self._blanks = grammar.vocabulary.blanks if is_json(grammar.constraint.format) else {}
+        self._num_blanks = 0
         self._run: _Run | None = None
         if grammar.is_triggered:
             self._phase = Phase.FREE
@@ -131,11 +149,12 @@ class RowConstraint:
 
     def mark(self) -> Mark:
         """Where it stands."""
-        return Mark(self._phase, self._run, self._run.num_tokens if self._run else 0)
+        num_tokens = self._run.num_tokens if self._run else 0
+        return Mark(self._phase, self._run, num_tokens, self._num_blanks)
 
     def back_to(self, mark: Mark) -> None:
         """Forget what was accepted since."""
-        self._phase, self._run = mark.phase, mark.run
+        self._phase, self._run, self._num_blanks = mark.phase, mark.run, mark.num_blanks
         if self._run is not None and self._run.num_tokens > mark.num_tokens:
             count = self._run.num_tokens - mark.num_tokens
             if not self._run.matcher.rollback(count):
@@ -155,20 +174,32 @@ class RowConstraint:
             raise StuckError(reason_of(matcher))
         is_satisfied = allows(words, self._eos)
         _clear(words, self._ends_and_eos)
+        if self._num_blanks >= _MAX_BLANKS:
+            self._refuse_blanks(words)
         if is_satisfied:
             _set(words, self._ends)
         elif not words.any():
             raise StuckError("the grammar leaves no token")
 
+    def _refuse_blanks(self, words: Words) -> None:
+        """Leave blanks out, unless they are all there is."""
+        others = words.copy()
+        _clear(others, _bits(self._blanks))
+        if others.any():
+            words[:] = others
+
     def _accept_inside(self, token: int) -> None:
         assert self._run is not None
-        if token in self._end_ids:
+        if token in self.end_ids:
             self._phase = Phase.DONE
             return
         matcher = self._run.matcher
         if not matcher.consume_token(token):
             raise StuckError(reason_of(matcher))
         self._run.num_tokens += 1
+        if self._blanks:
+            num_bytes = self._blanks.get(token, 0)
+            self._num_blanks = self._num_blanks + num_bytes if num_bytes else 0
         if matcher.is_stopped():
             calls = self._grammar.constraint.calls
             is_again = self._grammar.is_triggered and calls is not None and calls.is_parallel

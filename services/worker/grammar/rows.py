@@ -6,6 +6,7 @@ a draft that its grammar forbids nothing is masked: what is sampled there is nev
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.grammar.mask_spans import MaskSpans
+from services.worker.grammar.placing import RowPlacer
 from services.worker.grammar.row import RowConstraint, StuckError, Words, allows
 from services.worker.plan import Ints, NewSequence
 from shared.errors import FailureReason, RequestError
@@ -31,6 +33,8 @@ class Masks:
     """[C] among the S rows of the step, ascending."""
     words: Tensor
     """[C, W] int32 on the host: bit i of word w is id 32 w + i."""
+    end_ids: tuple[frozenset[int], ...]
+    """[C] where one of them is allowed the text may end."""
     is_stuck: NDArray[np.bool_]
     """[S] whether the constraint of the row has failed."""
 
@@ -51,8 +55,10 @@ class RowConstraints:
     ) -> None:
         """Without a compiler rows are masked by the rank that samples, or refused on all ranks."""
         self._compiler = compiler
+        self._placer = None if compiler is None else RowPlacer(compiler)
         self._is_refusing = is_refusing
         self._rows: dict[int, RowConstraint | None] = {}
+        self._coming: dict[int, Future[RowConstraint]] = {}
         self._buffer: Words = np.zeros((0, 0), np.uint32)
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self._num_masks = self._mask_ns = 0
@@ -71,16 +77,16 @@ class RowConstraints:
                 "constraint: this worker has no grammars",
                 field="constraint",
             )
-        if constraint is None or self._compiler is None:
+        if constraint is None or self._placer is None:
             return
         self.is_constrained[new.row] = True
         self._spans.start(new)
         try:
-            grammar = self._compiler.compile(constraint)
-            eos = new.sampling.eos_token_ids
-            known = [token for token in eos if token < grammar.vocabulary.size]
-            outputs = new.output_token_ids.tolist()
-            self._rows[new.row] = RowConstraint(grammar, known, outputs)
+            placed = self._placer.place(new)
+            if isinstance(placed, Future):
+                self._coming[new.row] = placed
+            else:
+                self._rows[new.row] = placed
         except (RequestError, StuckError) as error:
             self._give_up(new.row, error)
 
@@ -89,19 +95,26 @@ class RowConstraints:
         if self.is_constrained[row]:
             self.is_constrained[row] = False
             self._rows.pop(row, None)
+            coming = self._coming.pop(row, None)
+            if coming is not None:
+                coming.cancel()
             self._spans.end(row)
 
     def reset(self) -> None:
         """Forget every row."""
         self.is_constrained[:] = False
         self._rows.clear()
+        for coming in self._coming.values():
+            coming.cancel()
+        self._coming.clear()
         self._spans.clear()
 
     def note(self, rows: Ints, tokens: Ints) -> None:
         """Advance by the tokens that were kept."""
-        if not self._rows:
+        if not self._is_any:
             return
         at = np.flatnonzero(self.is_constrained[rows])
+        self._settle(rows[at])
         for row, token in zip(rows[at].tolist(), tokens[at].tolist(), strict=True):
             constraint = self._rows[row]
             if constraint is None:
@@ -118,35 +131,58 @@ class RowConstraints:
             rows: [S] a row that has drafts stands several times, once behind each.
             drafts_of: The drafts that a place follows.
         """
-        places = np.flatnonzero(self.is_constrained[rows]) if self._rows else ()
+        places = np.flatnonzero(self.is_constrained[rows]) if self._is_any else ()
         if not len(places):
             return None
         assert self._compiler is not None
         started = time.perf_counter_ns()
+        self._settle(rows[places])
         words = self._room(len(places), self._compiler.vocabulary.num_words)
         address, stride = self._buffer.ctypes.data, words.strides[0]
         is_masked = np.zeros(len(places), np.bool_)
         is_stuck = np.zeros(len(rows), np.bool_)
+        end_ids: list[frozenset[int]] = []
         for first, count in _runs(rows[places]):
             row, last = int(rows[places[first]]), int(places[first + count - 1])
             drafts = [] if drafts_of is None or count == 1 else drafts_of(last).tolist()
             part = slice(first, first + count)
             began = time.perf_counter_ns()
             is_masked[part] = self._fill(row, words[part], address + first * stride, drafts)
-            is_stuck[places[part]] = self._rows[row] is None
+            constraint = self._rows[row]
+            is_stuck[places[part]] = constraint is None
+            if constraint is not None:
+                end_ids += [constraint.end_ids] * int(is_masked[part].sum())
             self._spans.add(row, count, time.perf_counter_ns() - began)
         self._num_masks += int(is_masked.sum())
         self._mask_ns += time.perf_counter_ns() - started
         if not is_masked.all():
             words = words[is_masked]
-        host = torch.from_numpy(words.view(np.int32))
-        return Masks(places=places[is_masked], words=host, is_stuck=is_stuck)
+        return Masks(
+            places=places[is_masked],
+            words=torch.from_numpy(words.view(np.int32)),
+            end_ids=tuple(end_ids),
+            is_stuck=is_stuck,
+        )
 
     def take_cost(self) -> tuple[int, int]:
         """Masks made since the last call, and microseconds that it took."""
         cost = self._num_masks, -(-self._mask_ns // 1000)
         self._num_masks = self._mask_ns = 0
         return cost
+
+    @property
+    def _is_any(self) -> bool:
+        return bool(self._rows or self._coming)
+
+    def _settle(self, rows: Ints) -> None:
+        """Wait for rows that are still brought to their place."""
+        if not self._coming:
+            return
+        for row in self._coming.keys() & set(rows.tolist()):
+            try:
+                self._rows[row] = self._coming.pop(row).result()
+            except (RequestError, StuckError) as error:
+                self._give_up(row, error)
 
     def _fill(self, row: int, words: Words, address: int, drafts: list[int]) -> list[bool]:
         """Masks at a row and behind each of its drafts; whether there is one."""
@@ -191,6 +227,7 @@ def stuck() -> RequestError:
     """The failure of a row whose constraint cannot go on."""
     return RequestError(
         FailureReason.INVALID_ARGUMENT,
-        "constraint: it is too complex at this place of the output, or leaves no token",
+        "constraint: it is too complex at this place of the output, or leaves no token beside "
+        "allowed_token_ids and bad_words",
         field="constraint",
     )

@@ -4,7 +4,8 @@ Every added token is a control token here, whether the tokenizer flags it specia
 grammar never matches one, so a string that spells `<tool_call>` stays text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -45,6 +46,12 @@ class EngineVocabulary:
     def num_words(self) -> int:
         """32-bit words of a mask."""
         return -(-self.size // 32)
+
+    @cached_property
+    def blanks(self) -> Mapping[int, int]:
+        """Tokens that are nothing but blanks and line breaks, with their number of bytes."""
+        tokens = self._tokenizer.vocabulary.token_bytes
+        return {token: len(text) for token, text in enumerate(tokens) if text and text.isspace()}
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the start of a grammar; one that is wrong is in its error state."""

@@ -1,5 +1,8 @@
 """The child that checks constraints: good, bad and hostile ones."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -61,10 +64,83 @@ async def test_too_much_memory_is_the_end_of_the_child_alone() -> None:
 
 async def test_a_child_that_does_not_answer_is_killed() -> None:
     checker = GrammarChecker(NANO, CheckLimits(wall_s=0.0))
-    with pytest.raises(RequestError, match="too busy") as caught:
+    with pytest.raises(RequestError, match="had no time") as caught:
         await checker.check(GOOD)
     assert caught.value.outcome.is_retryable
-    assert checker._child is None
+    await checker.close()
+
+
+async def test_a_child_that_hangs_is_replaced_and_fails_one_check_alone() -> None:
+    checker = GrammarChecker(NANO, CheckLimits(wall_s=0.5))
+    try:
+        await checker.check(GOOD)
+        first = checker._child
+        assert first is not None
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(RequestError, match="had no time") as caught:
+            await checker.check(GOOD)
+        assert caught.value.outcome.is_retryable
+        assert first.returncode is not None
+        checker._limits = CheckLimits()  # a machine that is busy may need more than half a second
+        await checker.check(GOOD)
+    finally:
+        await checker.close()
+
+
+async def test_a_child_that_is_killed_during_a_check_is_not_held_against_the_constraint(
+    checker: GrammarChecker,
+) -> None:
+    await checker.check(GOOD)
+    child = checker._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    asked = asyncio.ensure_future(checker.check(GOOD))
+    await asyncio.sleep(0)
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(RequestError, match="was lost") as caught:
+        await asked
+    assert caught.value.outcome.is_retryable
+    await checker.check(GOOD)
+
+
+async def test_a_warm_checker_has_its_child_before_the_first_check(checker: GrammarChecker) -> None:
+    checker.warm()
+    checker.warm()
+    assert checker._starting is not None
+    child = await checker._starting
+    await checker.check(GOOD)
+    assert checker._child is child
+
+
+async def test_after_a_death_the_next_child_starts_before_anybody_asks() -> None:
+    checker = GrammarChecker(NANO, CheckLimits(cpu_s=0.000001))
+    try:
+        with pytest.raises(RequestError, match="processor time"):
+            await checker.check(_slow())
+        assert checker._starting is not None
+        assert (await checker._starting).returncode is None
+    finally:
+        await checker.close()
+
+
+async def test_whoever_gives_up_waiting_for_a_child_does_not_end_it(
+    checker: GrammarChecker,
+) -> None:
+    asked = asyncio.ensure_future(checker.check(GOOD))
+    await asyncio.sleep(0)
+    starting = checker._starting
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert starting is not None
+    assert (await starting).returncode is None
+
+
+async def test_a_closed_checker_starts_nothing(checker: GrammarChecker) -> None:
+    await checker.close()
+    checker.warm()
+    assert checker._starting is None
+    with pytest.raises(RequestError, match="was lost"):
+        await checker.check(GOOD)
 
 
 async def test_a_child_that_died_is_started_again(checker: GrammarChecker) -> None:
@@ -109,6 +185,51 @@ HOSTILE_ONES = [
         )
     ),
 ]
+
+
+def schema(text: str) -> Constraint:
+    return Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=text))
+
+
+REFUSED = {
+    "objects in objects": schema('{"properties":{"a":' * 20_000 + "{}" + "}}" * 20_000),
+    "arrays in arrays": schema('{"items":' * 900 + "{}" + "}" * 900),
+    "an expression of all words": regex("(a|aa|aaa|[a-z]{1,50}){1,400}b"),
+    "an expression of all letters": regex(r"(\p{L}{1,100}\s*){1,100}"),
+    "a reference to itself": schema('{"$ref":"#"}'),
+    "references in a circle": schema(
+        '{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}'
+    ),
+    "10 MB": schema('{"description":"' + "x" * 10_000_000 + '"}'),
+}
+LARGE_BUT_USABLE = {
+    "many values": schema('{"enum":[' + ",".join(f'"value {i}"' for i in range(2000)) + "]}"),
+    "a large count": regex("(ab{1,1000}c?){1,1000}"),
+    "a long text": schema('{"type":"string","minLength":100000,"maxLength":1000000}'),
+    "many items": schema('{"type":"array","items":{},"minItems":5000,"maxItems":100000}'),
+    "a tree": schema(
+        '{"$defs":{"n":{"type":"object","properties":{"l":{"$ref":"#/$defs/n"},'
+        '"r":{"$ref":"#/$defs/n"}}}},"$ref":"#/$defs/n"}'
+    ),
+}
+
+
+async def test_what_no_grammar_can_hold_is_refused_with_a_reason_and_the_child_lives(
+    checker: GrammarChecker,
+) -> None:
+    await checker.check(GOOD)
+    first = checker._child
+    for name, constraint in REFUSED.items():
+        with pytest.raises(RequestError) as caught:
+            await checker.check(constraint)
+        assert caught.value.reason is FailureReason.INVALID_ARGUMENT, name
+        assert len(caught.value.message) < 400, name
+    assert checker._child is first
+
+
+async def test_what_is_large_and_bounded_can_be_used(checker: GrammarChecker) -> None:
+    for constraint in LARGE_BUT_USABLE.values():
+        await checker.check(constraint)
 
 
 async def test_hostile_ones_are_decided_in_bounded_time_and_harm_nobody(

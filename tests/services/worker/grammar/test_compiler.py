@@ -16,7 +16,7 @@ def test_equal_constraints_are_compiled_once(compiler: GrammarCompiler) -> None:
     first = compiler.compile(choice("a"))
     assert compiler.compile(choice("a")) is first
     assert compiler.compile(choice("b")) is not first
-    assert compiler.known(choice("a"))
+    assert compiler.find(choice("a")) is first
 
 
 def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(
@@ -25,7 +25,20 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(
     compiler = GrammarCompiler(lambda: vocabulary, max_grammars=2)
     for text in ("a", "b", "a", "c"):
         compiler.compile(choice(text))
-    assert [compiler.known(choice(text)) for text in "abc"] == [True, False, True]
+    found = [compiler.find(choice(text)) is not None for text in "abc"]
+    assert found == [True, False, True]
+
+
+def test_what_somebody_holds_is_not_forgotten(vocabulary: EngineVocabulary) -> None:
+    compiler = GrammarCompiler(lambda: vocabulary, max_grammars=1)
+    held = compiler.compile(choice("a"))
+    for text in "bcd":
+        compiler.compile(choice(text))
+    assert compiler.find(choice("a")) is held
+    assert compiler.find(choice("b")) is None
+    del held
+    compiler.compile(choice("e"))
+    assert compiler.find(choice("a")) is None
 
 
 def test_the_tokenizer_is_read_once_and_only_when_it_is_needed(
@@ -52,4 +65,4 @@ def test_what_is_refused_is_not_kept_and_says_why_in_one_line(compiler: GrammarC
     with pytest.raises(RequestError, match="unclosed group") as caught:
         compiler.compile(bad)
     assert "\n" not in caught.value.message
-    assert not compiler.known(bad)
+    assert compiler.find(bad) is None

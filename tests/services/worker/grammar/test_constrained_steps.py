@@ -9,31 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.grammar.vocabulary import EngineVocabulary
-from services.worker.model_executor import ModelExecutor
 from services.worker.plan import FinishCode
 from shared.constraint import CalledTool, CallRules, Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason
 from shared.glm.tokenizer import GlmTokenizer
-from tests.services.worker.fake_decoder import FakeDrafter, make_executor
-from tests.services.worker.plans import Live, MiniScheduler, make_capacity
+from tests.services.worker.fake_decoder import make_executor
+from tests.services.worker.grammar.steps import POINT, Bench, is_point, schema
+from tests.services.worker.plans import MiniScheduler
 
-POINT = {
-    "type": "object",
-    "properties": {
-        "x": {"type": "integer", "minimum": -99, "maximum": 99},
-        "name": {"type": "string", "maxLength": 6},
-        "kind": {"enum": ["round", "flat", None]},
-    },
-    "required": ["x", "name", "kind"],
-    "additionalProperties": False,
-}
 WEATHER = CalledTool(
     name="get_weather",
     parameters_json=json.dumps(
@@ -51,87 +39,9 @@ WEATHER = CalledTool(
 NOW = CalledTool(name="now")
 
 
-def schema(value: Any, **more: Any) -> Constraint:
-    given = TextFormat(
-        kind=FormatKind.JSON_SCHEMA, text=json.dumps(value), has_whitespace=False, **more
-    )
-    return Constraint(format=given)
-
-
-class Bench:
-    """Runs constrained sequences on a random model over the real vocabulary."""
-
-    def __init__(self, compiler: GrammarCompiler, tokenizer: GlmTokenizer) -> None:
-        self.compiler = compiler
-        self.tokenizer = tokenizer
-        self.control = tokenizer.vocabulary.control
-        self.eos = (self.control.end_of_text, self.control.user, self.control.observation)
-
-    def scheduler(
-        self, *, drafts: int = 0, skill: float = 1.0, liked: str = "", chunk: int = 1000
-    ) -> MiniScheduler:
-        """A model that likes the tokens of a text, and its drafter with it."""
-        executor = self._executor(drafts, skill)
-        ids = sorted(set(self.tokenizer.encode(liked, allow_control=True)))
-        decoder: Any = executor._decoder
-        original = type(decoder).compute_draft_logits
-
-        def favour(logits: Tensor) -> None:
-            logits[:, ids] += 6.0
-
-        def drafted(hidden: Tensor) -> Tensor:
-            logits = original(decoder, hidden)
-            favour(logits)
-            return logits
-
-        decoder.change = favour
-        decoder.compute_draft_logits = drafted
-        return MiniScheduler(executor, chunk=chunk)
-
-    def _executor(self, drafts: int, skill: float) -> ModelExecutor[Tensor]:
-        size = len(self.tokenizer.vocabulary)
-        limits = make_capacity(
-            vocab_size=size,
-            num_blocks=1000,
-            max_model_len=400,
-            num_rows=16,
-            max_num_seqs=8,
-            max_num_batched_tokens=64,
-            num_speculative_tokens=drafts,
-        )
-        decoder = FakeDrafter(limits, vocab_size=size, skill=skill)
-        return ModelExecutor(
-            decoder,
-            torch.full((2 * limits.num_blocks * limits.block_size,), -1, dtype=torch.int64),
-            limits,
-            num_known_ids=size,
-            device=torch.device("cpu"),
-            row_multiple=1,
-            drafter=decoder,
-            grammars=self.compiler,
-        )
-
-    def text(self, live: Live) -> str:
-        return self.tokenizer.vocabulary.decode(t for t in live.outputs if t not in self.eos)
-
-    def add(self, scheduler: MiniScheduler, constraint: Constraint | None, **more: Any) -> Live:
-        given_ = {"temperature": 1.0, "seed": 1, "max_tokens": 200} | more
-        return scheduler.add([1, 2, 3], eos_token_ids=self.eos, constraint=constraint, **given_)
-
-
 @pytest.fixture
 def bench(compiler: GrammarCompiler, tokenizer: GlmTokenizer) -> Bench:
     return Bench(compiler, tokenizer)
-
-
-def is_point(text: str) -> bool:
-    value = json.loads(text)
-    return (
-        list(value) == ["x", "name", "kind"]
-        and -99 <= value["x"] <= 99
-        and len(value["name"]) <= 6
-        and value["kind"] in ("round", "flat", None)
-    )
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -242,25 +152,6 @@ def test_calls_inside_ordinary_text_are_constrained_and_the_text_is_not(bench: B
     assert all(text.count("<tool_call>") == 1 for text in texts)
     assert all(text.endswith("<tool_call>now</tool_call>") for text in texts)
     assert any(not text.startswith("<tool_call>") for text in texts)
-
-
-@pytest.mark.parametrize("drafts", [0, 2])
-def test_what_else_forbids_every_allowed_id_yields_to_the_grammar(
-    bench: Bench, drafts: int
-) -> None:
-    """min_tokens, bad words and allowed ids; a row without any id left would be none at all."""
-    scheduler = bench.scheduler(drafts=drafts)
-    only = Constraint(format=TextFormat(kind=FormatKind.CHOICE, choices=("yes",)))
-    ids = bench.tokenizer.encode("yes", allow_control=False)
-    lives = [
-        bench.add(scheduler, only, min_tokens=50),
-        bench.add(scheduler, only, bad_words=((ids[0],),)),
-        bench.add(scheduler, only, allowed_token_ids=(5, 6)),
-        bench.add(scheduler, only, logit_bias=tuple((i, -100.0) for i in ids)),
-    ]
-    scheduler.run()
-    assert [bench.text(one) for one in lives] == ["yes"] * 4
-    assert all(one.code == FinishCode.EOS for one in lives)
 
 
 def test_penalties_and_bias_choose_among_what_the_grammar_allows(bench: Bench) -> None:

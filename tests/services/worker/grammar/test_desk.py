@@ -1,6 +1,7 @@
 """Constraints are made ready once, off the loop, in bounded number."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,9 @@ class FakeChecker:
         if constraint.format.text.startswith("lost"):
             raise RequestError(FailureReason.UPSTREAM_LOST, "no child")
 
+    def warm(self) -> None:
+        self.checked.append("warm")
+
     async def close(self) -> None:
         self.checked.append("closed")
 
@@ -54,7 +58,7 @@ async def test_what_is_prepared_is_compiled_and_costs_nothing_again(
     desk: GrammarDesk, checker: FakeChecker
 ) -> None:
     assert await prepare(desk, "a") > 0
-    assert desk.compiler.known(regex("a"))
+    assert desk.compiler.find(regex("a")) is not None
     assert await prepare(desk, "a") == 0
     assert checker.checked == ["a"]
 
@@ -113,6 +117,28 @@ async def test_a_forgotten_grammar_is_compiled_without_another_check(
     for text in ("a", "b", "a"):
         assert await prepare(desk, text) > 0
     assert checker.checked == ["a", "b"]
+
+
+async def test_warming_reads_the_tokenizer_and_starts_the_child(
+    checker: FakeChecker, compiler: GrammarCompiler
+) -> None:
+    loaded: list[str] = []
+    fresh = GrammarCompiler(lambda: loaded.append("tokenizer") or compiler.vocabulary)
+    desk = GrammarDesk(fresh, checker)  # type: ignore[arg-type]  # a fake
+    desk.warm()
+    await desk.close()
+    assert loaded == ["tokenizer"]
+    assert checker.checked == ["warm", "closed"]
+
+
+async def test_without_a_tokenizer_no_child_is_started(
+    checker: FakeChecker, tmp_path: Path
+) -> None:
+    compiler = GrammarCompiler.of_checkpoint(tmp_path)
+    desk = GrammarDesk(compiler, checker)  # type: ignore[arg-type]  # a fake
+    desk.warm()
+    await desk.close()
+    assert checker.checked == ["closed"]
 
 
 async def test_closing_ends_the_child(desk: GrammarDesk, checker: FakeChecker) -> None:

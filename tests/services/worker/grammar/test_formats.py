@@ -25,7 +25,10 @@ def test_blanks_between_the_parts_of_json_are_bounded_or_none(
     usual = make_format(FormatKind.JSON_SCHEMA, text)
     assert reader.reads(usual, '{\n  "a": 1\n}')
     assert reader.reads(usual, '{"a":1}')
-    assert not reader.begins(usual, "{" + " " * 65)
+    for layout in ("\n\t", "\r\n  ", " ", "\n" + " " * 40):
+        assert reader.reads(usual, "{" + layout + '"a":' + layout + "1}"), layout
+    for layout in ("  ", "\n\n", "\n" + " " * 41, "\t", " \n"):
+        assert not reader.begins(usual, "{" + layout), layout
     compact = make_format(FormatKind.JSON_SCHEMA, text, has_whitespace=False)
     assert reader.reads(compact, '{"a":1}')
     assert not reader.begins(compact, '{"a": ')
