@@ -13,7 +13,7 @@ from services.frontend.conversation import (
     template_arguments,
 )
 from services.frontend.errors import invalid
-from services.frontend.fields import CHAT_NOT_SERVED, sort_extra
+from services.frontend.fields import CHAT_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT, Conversation
@@ -21,9 +21,9 @@ from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
-from services.frontend.text_formats import text_format_of
+from services.frontend.text_formats import text_format_of, unknown_in_format
 from services.frontend.token_limits import truncated, with_prompt_logprobs, with_thinking_budget
-from services.frontend.tool_choice import ToolRules, tool_rules_of
+from services.frontend.tool_choice import ToolRules, tool_rules_of, unknown_in_choice
 from services.frontend.tools_constraint import constraint_of
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
@@ -36,9 +36,19 @@ ID_PREFIX: Final = "chatcmpl-"
 async def plan_chat(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(ChatRequest, body.value)
-    unknown = sort_extra(request, CHAT_NOT_SERVED)
+    unknown = unknown_in_chat(request)
     plan = await plan_conversation(gateway, request, body, visit)
     return Plan(submission=plan.submission, unknown_fields=unknown + plan.unknown_fields)
+
+
+def unknown_in_chat(request: ChatRequest) -> list[str]:
+    """The paths of unknown fields, but for those of messages and of a stream's options."""
+    return [
+        *sort_extra(request, CHAT_NOT_SERVED),
+        *unknown_in_parts(request, except_for=("messages", "stream_options")),
+        *unknown_in_format(request.response_format),
+        *unknown_in_choice(request.tool_choice),
+    ]
 
 
 async def plan_conversation(
@@ -96,7 +106,7 @@ async def prepare_chat(
     conversation, more_unknown = conversation_of(gateway, request, body)
     prompt = await _render(gateway, request, conversation, body, visit)
     sampling = _sampling(gateway, request, len(prompt.token_ids))
-    sampling = with_thinking_budget(gateway, request.thinking_token_budget, prompt, sampling)
+    sampling = with_thinking_budget(gateway, request.thinking_budget, prompt, sampling)
     sampling = with_prompt_logprobs(
         gateway, request, request.prompt_logprobs, [prompt.token_ids], sampling
     )

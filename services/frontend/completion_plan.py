@@ -7,7 +7,7 @@ from typing import Final
 
 from services.frontend.bodies import Body
 from services.frontend.errors import context_exceeded, invalid
-from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra
+from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT
@@ -15,7 +15,7 @@ from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
-from services.frontend.text_formats import text_format_of
+from services.frontend.text_formats import text_format_of, unknown_in_format
 from services.frontend.token_limits import truncated, with_prompt_logprobs
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
@@ -28,7 +28,7 @@ ID_PREFIX: Final = "cmpl-"
 async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(CompletionRequest, body.value)
-    unknown = sort_extra(request, COMPLETION_NOT_SERVED)
+    unknown = unknown_in_completion(request)
     prepared = await prepare_completion(gateway, request, visit)
     submission = await submission_of(
         gateway,
@@ -41,6 +41,15 @@ async def plan_completion(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     )
     submission = dataclasses.replace(submission, constraint_param=prepared.constraint_param)
     return Plan(submission=submission, unknown_fields=unknown + prepared.unknown_fields)
+
+
+def unknown_in_completion(request: CompletionRequest) -> list[str]:
+    """The paths of unknown fields."""
+    return [
+        *sort_extra(request, COMPLETION_NOT_SERVED),
+        *unknown_in_parts(request, except_for=("stream_options",)),
+        *unknown_in_format(request.response_format),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import MESSAGE_NOT_SERVED, sort_extra
+from services.frontend.fields import MESSAGE_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.schemas.chat import ChatMessage, ChatRequest, Tool
 from services.frontend.submission import DeclaredTool
 from services.frontend.validation import check_depth, quote
@@ -31,6 +31,7 @@ def check_messages(messages: Sequence[ChatMessage], raw: Sequence[Mapping[str, A
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         unknown += sort_extra(message, MESSAGE_NOT_SERVED, where + ".")
+        unknown += unknown_in_parts(message, where + ".")
         if message.role == "tool":
             _check_answer(message, where, calls)
             unanswered.discard(str(message.tool_call_id))

@@ -32,6 +32,7 @@ class ApiError(Exception):
         param: Path of the field, like `messages[0].role`.
         code: Short name for programs.
         headers: Further response headers.
+        details: What programs need beyond the code, in protocols that have a place for it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         """Keep the facts; `str()` is the message."""
         super().__init__(message)
@@ -50,6 +52,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = dict(details or {})
 
     @property
     def type(self) -> str:

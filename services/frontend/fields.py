@@ -5,7 +5,7 @@ for nothing (null, or the value that means "off"). A field nobody knows is serve
 in the response header `x-unknown-fields`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -81,6 +81,8 @@ RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 MESSAGES_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
+    "billing_policy": ({"type": "billing_policy", "bill_to": "self"},),
+    "compaction": (),
     "container": (),
     "inference_geo": (),
     "mcp_servers": ([],),
@@ -123,6 +125,34 @@ def sort_extra(
     return unknown
 
 
+def unknown_in_parts(
+    model: BaseModel, path: str = "", *, except_for: Collection[str] = ()
+) -> list[str]:
+    """The paths of unknown fields in the parts of a model, at any depth; its own are not meant.
+
+    Args:
+        model: A parsed body or part of it.
+        path: Where it stands, ending in a dot when not empty.
+        except_for: Fields that the caller looks into by itself.
+    """
+    unknown: list[str] = []
+    for name in type(model).model_fields:
+        if name in except_for:
+            continue
+        for where, part in _parts_of(getattr(model, name), path + name):
+            unknown += sort_extra(part, {}, f"{where}.")
+            unknown += unknown_in_parts(part, f"{where}.")
+    return unknown
+
+
+def unknown_in_object(given: object, known: Collection[str], path: str) -> list[str]:
+    """The paths of names of a JSON object that are not among the known ones."""
+    names = given if isinstance(given, dict) else {}
+    return [
+        f"{path}.{name}" for name, value in names.items() if name not in known and value is not None
+    ]
+
+
 def unknown_header(names: Iterable[str]) -> dict[str, str]:
     """The warning header; names are percent-encoded, cut and counted, so any body is safe."""
     listed = list(names)
@@ -132,6 +162,15 @@ def unknown_header(names: Iterable[str]) -> dict[str, str]:
     if len(listed) > MAX_NAMES:
         shown.append(f"and-{len(listed) - MAX_NAMES}-more")
     return {UNKNOWN_FIELDS_HEADER: ", ".join(shown)}
+
+
+def _parts_of(value: object, path: str) -> Iterator[tuple[str, BaseModel]]:
+    if isinstance(value, BaseModel):
+        yield path, value
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            if isinstance(item, BaseModel):
+                yield f"{path}[{i}]", item
 
 
 def _asks_nothing(value: object, harmless: tuple[object, ...]) -> bool:

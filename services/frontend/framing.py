@@ -90,7 +90,10 @@ def message_error(error: ApiError, request_id: str = "") -> bytes:
     kind, message = _MESSAGE_TYPES.get(error.status, "api_error"), error.message
     if error.code == "context_length_exceeded":  # by these words agents know to shorten
         message = f"prompt is too long: {message}"
-    document: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
+    fields: dict[str, Any] = {"type": kind, "message": message}
+    if error.details:
+        fields["details"] = error.details
+    document: dict[str, Any] = {"type": "error", "error": fields}
     if request_id:
         document["request_id"] = request_id
     return _encode(document)

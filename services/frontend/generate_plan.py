@@ -5,15 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import prepare_chat
-from services.frontend.completion_plan import prepare_completion
+from services.frontend.chat_plan import prepare_chat, unknown_in_chat
+from services.frontend.completion_plan import prepare_completion, unknown_in_completion
 from services.frontend.errors import ApiError, context_exceeded, unsupported
-from services.frontend.fields import (
-    CHAT_NOT_SERVED,
-    COMPLETION_NOT_SERVED,
-    SAMPLING_NOT_SERVED,
-    sort_extra,
-)
+from services.frontend.fields import SAMPLING_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.sampling import build_sampling, resolve_max_tokens
@@ -43,6 +38,7 @@ async def plan_tokens(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     request = parse(GenerateRequest, body.value)
     unknown = sort_extra(request, {})
     unknown += sort_extra(request.sampling_params, SAMPLING_NOT_SERVED, "sampling_params.")
+    unknown += unknown_in_parts(request, except_for=("sampling_params", "stream_options"))
     params = request.sampling_params or SamplingParams.model_validate({})
     given = {name: value for name, value in params if name in GenerationFields.model_fields}
     own = {name: getattr(request, name) for name in ("model", "replay", *_PASSED)}
@@ -94,7 +90,7 @@ async def render_chat(
 ) -> tuple[dict[str, Any], list[str]]:
     """A chat body as the generate request that answers it, and the paths of unknown fields."""
     request = parse(ChatRequest, body.value)
-    unknown = sort_extra(request, CHAT_NOT_SERVED)
+    unknown = unknown_in_chat(request)
     prepared = await prepare_chat(gateway, request, body, visit)
     constraint = prepared.sampling.constraint
     if constraint is not None and constraint.calls is not None:
@@ -104,8 +100,8 @@ async def render_chat(
     params["max_tokens"] = prepared.sampling.max_tokens
     if request.logprobs:
         params["logprobs"] = request.top_logprobs or 0
-    if request.thinking_token_budget is not None:
-        params["thinking_token_budget"] = request.thinking_token_budget
+    if request.thinking_budget is not None:
+        params["thinking_token_budget"] = request.thinking_budget
     made["reasoning_ended"] = not prepared.prompt.starts_in_reasoning
     return made, unknown + prepared.unknown_fields
 
@@ -115,7 +111,7 @@ async def render_completion(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """A completions body as generate requests, one per prompt, and the paths of unknown fields."""
     request = parse(CompletionRequest, body.value)
-    unknown = sort_extra(request, COMPLETION_NOT_SERVED)
+    unknown = unknown_in_completion(request)
     prepared = await prepare_completion(gateway, request, visit)
     rendered = []
     for ids in prepared.prompts:

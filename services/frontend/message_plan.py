@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import conversation_of, plan_conversation
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import MESSAGES_NOT_SERVED, sort_extra
+from services.frontend.fields import MESSAGES_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.framing import MessageFraming
 from services.frontend.gateway import Gateway
 from services.frontend.message_turns import check_block_types, messages_of
@@ -44,6 +44,8 @@ _BLOCK_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
     "citations": ([],),
     "caller": ({"type": "direct"},),
 }
+# Parts that `_check` looks into.
+_SORTED: Final = ("messages", "output_config", "thinking", "tool_choice", "tools")
 _TOOL_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
     "allowed_callers": (["direct"], []),
     "eager_input_streaming": (True, False),  # arguments are streamed as they come
@@ -52,10 +54,12 @@ _TOOL_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
 
 async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
+    _refuse_thread(body.value)
     check_block_types(body.value.get("messages"))
     request = parse(MessagesRequest, body.value)
     unknown = sort_extra(request, {**MESSAGES_NOT_SERVED, "cache_control": _cache_hints(body)})
     unknown += _check(request)
+    unknown += unknown_in_parts(request, except_for=_SORTED)
     raw, chat, left_out = _chat_body(request, body.value)
     raw["max_completion_tokens"] = request.max_tokens
     try:
@@ -110,11 +114,13 @@ def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:
         if tool.defer_loading:
             raise unsupported(f"tools[{i}].defer_loading", "tools cannot be searched here")
         unknown += sort_extra(tool, _TOOL_EXTRAS, f"tools[{i}].")
+        unknown += unknown_in_parts(tool, f"tools[{i}].")
     for i, message in enumerate(request.messages):
         unknown += sort_extra(message, {}, f"messages[{i}].")
         blocks = message.content if isinstance(message.content, list) else ()
         for j, block in enumerate(blocks):
-            unknown += sort_extra(block, _BLOCK_EXTRAS, f"messages[{i}].content[{j}].")
+            where = f"messages[{i}].content[{j}]."
+            unknown += sort_extra(block, _BLOCK_EXTRAS, where) + unknown_in_parts(block, where)
     choice, thinking = request.tool_choice, request.thinking
     if choice is not None and (choice.type == "tool") != (choice.name is not None):
         raise invalid(
@@ -124,6 +130,18 @@ def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:
     if thinking is not None and thinking.budget_tokens is not None:
         _check_budget(request, thinking.type, thinking.budget_tokens)
     return unknown
+
+
+def _refuse_thread(raw: Mapping[str, Any]) -> None:
+    """Conversations are not kept for messages; by the details the SDK knows to send them whole."""
+    if raw.get("thread") is not None:
+        raise ApiError(
+            400,
+            "'thread' is not supported: send the whole conversation.",
+            param="thread",
+            code="unsupported_value",
+            details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+        )
 
 
 def _check_budget(

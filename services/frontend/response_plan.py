@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import plan_conversation
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import RESPONSE_NOT_SERVED, sort_extra
+from services.frontend.fields import RESPONSE_NOT_SERVED, sort_extra, unknown_in_parts
 from services.frontend.framing import ResponseFraming
 from services.frontend.gateway import Gateway
 from services.frontend.planning import unix_now
@@ -40,6 +40,8 @@ _FROM_SERVERS: Final = frozenset(
     {"annotations", "async", "async_", "caller", "logprobs", "namespace", "created_by"}
 )
 # Fields of the chat made from a request, and what they are called in it.
+# Parts that `_check` looks into.
+_SORTED: Final = ("input", "reasoning", "stream_options", "text", "tools")
 _NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -108,6 +110,7 @@ def _unknown_inside(request: ResponsesRequest) -> list[str]:
     unknown: list[str] = []
     for i, tool in enumerate(request.tools or ()):
         unknown += sort_extra(tool, {}, f"tools[{i}].")
+    unknown += unknown_in_parts(request, except_for=_SORTED)
     items = request.input if isinstance(request.input, list) else ()
     for i, item in enumerate(items):
         where = f"input[{i}]"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from services.frontend.errors import ApiError, invalid
+from services.frontend.fields import unknown_in_object
 from services.frontend.schemas.fields import GenerationFields
 from services.frontend.validation import check_depth, quote
 from shared.constraint import MAX_CHOICES, MAX_CONSTRAINT_BYTES, FormatKind, TextFormat
@@ -17,6 +18,8 @@ from shared.constraint import MAX_CHOICES, MAX_CONSTRAINT_BYTES, FormatKind, Tex
 _TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _SCHEMA: Final = "response_format.json_schema"
+_MEMBERS: Final = ("type", "json_schema")
+_SCHEMA_MEMBERS: Final = ("name", "description", "schema", "strict")
 
 
 def text_format_of(request: GenerationFields) -> tuple[TextFormat | None, str]:
@@ -33,6 +36,17 @@ def text_format_of(request: GenerationFields) -> tuple[TextFormat | None, str]:
             )
         return given, name
     return None, ""
+
+
+def unknown_in_format(given: Mapping[str, Any] | None) -> list[str]:
+    """The paths of names in `response_format` that nobody knows; of a tag the worker says."""
+    kind = (given or {}).get("type")
+    if kind == "structural_tag":
+        return []
+    known = _MEMBERS if kind == "json_schema" else _MEMBERS[:1]
+    unknown = unknown_in_object(given, known, "response_format")
+    schema = (given or {}).get("json_schema") if kind == "json_schema" else None
+    return unknown + unknown_in_object(schema, _SCHEMA_MEMBERS, _SCHEMA)
 
 
 def _found(request: GenerationFields) -> dict[str, TextFormat | None]:

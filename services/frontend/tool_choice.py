@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.frontend.errors import ApiError, invalid, unsupported
+from services.frontend.fields import unknown_in_object
 from services.frontend.schemas.chat import ChatRequest, Tool
 from services.frontend.submission import ToolChoice
 from services.frontend.validation import quote
@@ -53,6 +54,15 @@ def tool_rules_of(request: ChatRequest, *, has_parser: bool) -> ToolRules:
     if isinstance(choice, str):
         return ToolRules(choice=_MODES[choice], tools=tools)
     return _from_object(choice, tools)
+
+
+def unknown_in_choice(choice: object) -> list[str]:
+    """The paths of names in a `tool_choice` that nobody knows."""
+    if not isinstance(choice, dict):
+        return []
+    unknown = unknown_in_object(choice, ("type", str(choice.get("type"))), "tool_choice")
+    unknown += unknown_in_object(choice.get("function"), ("name",), "tool_choice.function")
+    return unknown + unknown_in_object(choice.get("allowed_tools"), ("mode", "tools"), _ALLOWED)
 
 
 def _from_object(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolRules:

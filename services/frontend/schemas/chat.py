@@ -80,6 +80,9 @@ class Thinking(StrictModel):
 
     type: Literal["enabled", "disabled"]
     clear_thinking: bool | None = None
+    budget_tokens: int | None = Field(
+        None, ge=1, description="As `thinking_token_budget`, which wins."
+    )
 
 
 ToolChoice = Annotated[
@@ -135,3 +138,10 @@ class ChatRequest(GenerationFields):
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds none: both values mean the same."
     )
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Most tokens of thinking, by either name."""
+        if self.thinking_token_budget is not None or self.thinking is None:
+            return self.thinking_token_budget
+        return self.thinking.budget_tokens

@@ -136,7 +136,10 @@ class SamplingFields(StrictModel):
     include_stop_str_in_output: bool | None = Field(None)
     ignore_eos: bool | None = Field(None, description="Let end tokens pass as ordinary ones.")
     allowed_token_ids: list[int] | None = Field(
-        None, max_length=MAX_ALLOWED_IDS, description="Only these ids may be generated."
+        None,
+        min_length=1,
+        max_length=MAX_ALLOWED_IDS,
+        description="Only these ids may be generated.",
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         None, max_length=MAX_BAD_WORDS, description="Texts that may not be generated."

@@ -122,6 +122,7 @@ CHAT = [
     bad({"stop": 5}, "stop", "invalid_type"),
     bad({"stop_token_ids": [10**6]}, "stop_token_ids", "invalid_value"),
     bad({"allowed_token_ids": [10**6]}, "allowed_token_ids", "invalid_value"),
+    bad({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
     bad({"logit_bias": {"1000000": 1}}, "logit_bias", "invalid_value"),
     bad({"logit_bias": {"5": 200}}, "logit_bias.5", "decimal_above_max_value", "200, clamped"),
     bad({"logit_bias": {"abc": 1}}, "logit_bias", "invalid_value"),
