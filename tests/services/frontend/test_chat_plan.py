@@ -220,16 +220,6 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"replay": {"text": "x"}}, "replay", "unsupported_value"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "unsupported_value"),
     ({"thinking_token_budget": -5}, "thinking_token_budget", "integer_below_min_value"),
-    (
-        {"allowed_token_ids": [5], "response_format": {"type": "json_object"}},
-        "allowed_token_ids",
-        "unsupported_value",
-    ),
-    (
-        {"bad_words": ["x"], "response_format": {"type": "json_object"}},
-        "bad_words",
-        "unsupported_value",
-    ),
     ({"allowed_token_ids": [882]}, "allowed_token_ids", "invalid_value"),
     ({"allowed_token_ids": [1] * 8193}, "allowed_token_ids", "array_above_max_length"),
     ({"bad_words": [""]}, "bad_words[0]", "string_below_min_length"),
@@ -283,6 +273,7 @@ TAKEN: list[dict[str, Any]] = [
     {"functions": None, "metadata": {"a": "b"}, "priority": -3},
     {"prompt_cache_key": "k", "safety_identifier": "s", "session_id": "x"},
     {"bad_words": ["no", "never again"], "echo": True},
+    {"allowed_token_ids": [5], "bad_words": ["x"], "response_format": {"type": "json_object"}},
     {"thinking_token_budget": 0},
     {"thinking_token_budget": -1, "truncate_prompt_tokens": -1, "truncation_side": "right"},
 ]
