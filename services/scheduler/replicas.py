@@ -194,9 +194,9 @@ class Replicas:
                 most = replica.batch.limits.max_sequence_len
                 assert all(s.total_limit <= most for s in own), "a sequence that can never end"
             assert all(sequence.replica == number for sequence in own), "a sequence is elsewhere"
-        if self.is_standing and self.limits:
-            longest = max((s.total_limit for s in waiting), default=0)
-            assert longest <= self.limits.max_sequence_len, "a sequence waits for nobody"
+        if self.is_standing:
+            most = max(r.limits.max_sequence_len for r in self._all if r.batch and r.limits)
+            assert all(s.total_limit <= most for s in waiting), "a sequence waits for nobody"
         waiting += [sequence for queue in self._placed_queues() for sequence in queue]
         assert not set(running) & set(waiting), "a sequence runs and waits"
         for sequence in waiting:

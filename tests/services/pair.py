@@ -38,6 +38,7 @@ class Pair:
         self.outlet = Outlet()
         self.streams: list[Stream] = []
         self.results: deque[Any] = deque()
+        self.max_in_flight = 0
         executor.start_epoch(config.get("max_plans_in_flight", 1))
         self.core.worker_opened(capacity_from_proto(capacity_to_proto(executor.capacity, "")), 0.0)
 
@@ -65,6 +66,7 @@ class Pair:
             result = self.executor.execute(plan_from_proto(plan_to_proto(plan)), 0)
             assert result.failure is None
             self.results.append(result_from_proto(result_to_proto(result)))
+            self.max_in_flight = max(self.max_in_flight, len(self.results))
         self.core.take_result(self.results.popleft(), 0.0)
         self.core.check()
         self._deliver()

@@ -1,4 +1,4 @@
-"""Scheduler and worker together: sharing blocks changes nothing but what is computed.
+"""Scheduler and worker together: sharing blocks, and other switches, change no output.
 
 glm-nano in float32, prompts longer than what attention selects, many that begin alike. The CPU's
 products and attention are bitwise the same in any batch, so tokens and logprobs have to be equal.
@@ -106,11 +106,27 @@ def plain(prompts: list[list[int]]) -> list[tuple[list[int], list[Any]]]:
     return outputs(pair)
 
 
+# Whether starts are shared, drafts, plans in flight, steps between preemptions, blocks.
+SWITCHES = [
+    (True, 0, 1, 0, 60),
+    (True, 0, 2, 9, 60),
+    (True, 3, 1, 0, 60),
+    (True, 3, 2, 7, 60),
+    # So few that sequences give way by themselves.
+    (True, 0, 2, 0, 16),
+    (True, 3, 2, 5, 18),
+    (True, 0, 1, 6, 60),
+    (False, 3, 2, 8, 20),
+]
+# What the others are held against.
+PLAIN = (False, 0, 1, 0, 60)
+
+
 @pytest.mark.parametrize(
-    ("num_drafts", "window", "preempt_every", "num_kv_blocks"),
-    [(0, 1, 0, 60), (0, 2, 9, 60), (3, 1, 0, 60), (3, 2, 7, 60), (0, 2, 0, 16), (3, 2, 5, 18)],
+    ("cache", "num_drafts", "window", "preempt_every", "num_kv_blocks"), SWITCHES
 )
-def test_tokens_and_logprobs_are_those_of_runs_that_share_nothing(
+def test_the_same_tokens_and_logprobs_whatever_is_switched_on(
+    cache: bool,
     num_drafts: int,
     window: int,
     preempt_every: int,
@@ -118,9 +134,10 @@ def test_tokens_and_logprobs_are_those_of_runs_that_share_nothing(
     prompts: list[list[int]],
     plain: list[tuple[list[int], list[Any]]],
 ) -> None:
+    """Sharing starts, drafts, preemption and planning one step ahead: greedy and sampled."""
     pair = run(
         prompts,
-        cache=True,
+        cache=cache,
         window=window,
         preempt_every=preempt_every,
         num_speculative_tokens=num_drafts,
@@ -128,8 +145,22 @@ def test_tokens_and_logprobs_are_those_of_runs_that_share_nothing(
     )
     assert outputs(pair) == plain
     load = pair.core.load()
-    assert load.num_prefix_cache_hits_total > 2000
+    assert (load.num_prefix_cache_hits_total > 2000) == cache
     assert (load.num_preemptions_total > 0) == (preempt_every > 0)
+    assert (sum(load.num_accepted_tokens_per_position) > 0) == (num_drafts > 0)
+    # Plans that the worker had at once.
+    assert pair.max_in_flight == window
+
+
+def test_every_two_of_these_switches_meet_in_every_position() -> None:
+    seen = {
+        frozenset(two)
+        for cache, drafts, window, preempt, _ in (PLAIN, *SWITCHES)
+        for two in itertools.combinations(
+            enumerate((cache, drafts > 0, window == 2, preempt > 0)), 2
+        )
+    }
+    assert len(seen) == 6 * 4
 
 
 def test_eight_bit_caches_are_shared_as_they_are(prompts: list[list[int]]) -> None:

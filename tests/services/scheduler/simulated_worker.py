@@ -14,6 +14,8 @@ from services.scheduler.plan import Capacity, FinishCode, NewSequence, StepPlan,
 from shared.sampling import TokenLogprobs
 
 A_DRAFT, NOTHING = -1, -1
+# Weights that there never were.
+SPOILT = -2
 
 
 def expected_token(seed: int, position: int) -> int:
@@ -180,6 +182,13 @@ class SimulatedWorker:
             tokens.append(token)
             before, token = self.texts[before]
         return token, tokens[::-1]
+
+    def spoil(self, row: Row, first: int) -> None:
+        """What the last step of a row wrote, from a position on, is of no use to anybody."""
+        nothing = self._intern(NOTHING, SPOILT)
+        size = self.capacity.block_size_tokens
+        for position in range(first, len(row.blocks) * size):
+            self.kv[self._slot(row, position)] = nothing
 
     def _intern(self, before: int, token: int) -> int:
         place = self._places.setdefault((before, token), len(self.texts))

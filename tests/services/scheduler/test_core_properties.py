@@ -426,6 +426,7 @@ def fail_one_row(harness: Harness, dice: random.Random, replica: int = 0) -> boo
     result.finish_codes[entry] = 0
     if result.num_accepted_tokens:
         result.num_accepted_tokens[entry] = 0
+    side.worker.spoil(row, result.num_computed_tokens[entry])
     result.row_failures[result.rows[entry]] = RequestError(FailureReason.NUMERICAL_ERROR, "nan")
     row.is_over = True
     return True
