@@ -8,7 +8,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from services.frontend.auth import ApiKeys
+from services.frontend.auth import ApiKeys, own_quota
 from services.frontend.documentation import describe
 from services.frontend.errors import ApiError
 from services.frontend.gateway import Gateway
@@ -54,7 +54,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     settings = gateway.settings
     keys = [key.get_secret_value() for key in settings.api_key]
     entries = read_key_file(settings.api_key_file) if settings.api_key_file is not None else []
-    app.add_middleware(Door, keys=ApiKeys(keys, entries), metrics=gateway.metrics)
+    make_quota = own_quota if gateway.key_counts is None else gateway.key_counts.quota
+    app.add_middleware(Door, keys=ApiKeys(keys, entries, make_quota), metrics=gateway.metrics)
     if settings.allowed_origins:
         # Outside the door: a browser asks without a key whether it may ask.
         app.add_middleware(

@@ -6,14 +6,14 @@ is kept.
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
 from services.frontend.errors import ApiError
 from services.frontend.key_file import KeyEntry
-from services.frontend.quota import Quota
+from services.frontend.quota import KeyBounds, KeyQuota, Quota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,15 @@ class Tenant:
     """Who a key stands for; the empty id is everybody, where no keys are set."""
 
     tenant_id: str = ""
-    quota: Quota = field(default_factory=Quota)
+    quota: KeyQuota = field(default_factory=Quota)
+
+
+MakeQuota = Callable[[bytes, KeyBounds], KeyQuota]
+
+
+def own_quota(_digest: bytes, bounds: KeyBounds) -> KeyQuota:
+    """Counts of this process alone."""
+    return Quota(bounds)
 
 
 class ApiKeys:
@@ -30,15 +38,21 @@ class ApiKeys:
     Args:
         keys: Without bounds.
         entries: From a file, with their own bounds.
+        make_quota: Who counts the requests of a bounded key, known by its digest.
     """
 
-    def __init__(self, keys: Iterable[str], entries: Sequence[KeyEntry] = ()) -> None:
+    def __init__(
+        self,
+        keys: Iterable[str],
+        entries: Sequence[KeyEntry] = (),
+        make_quota: MakeQuota = own_quota,
+    ) -> None:
         """Keep the keys as digests of one length."""
         self._everybody = Tenant()
         self._keys = [
             (_digest(key.encode()), Tenant(tenant_id=_tenant_id(key.encode()))) for key in keys
         ]
-        self._keys += [(entry.digest, _tenant_of(entry)) for entry in entries]
+        self._keys += [(entry.digest, _tenant_of(entry, make_quota)) for entry in entries]
 
     def tenant_of(self, scope: Scope) -> Tenant:
         """Whom the caller's key stands for; raises 401."""
@@ -58,9 +72,12 @@ class ApiKeys:
         return found
 
 
-def _tenant_of(entry: KeyEntry) -> Tenant:
-    quota = Quota(entry.max_concurrent_requests, entry.requests_per_minute)
-    return Tenant(tenant_id=entry.id or _tenant_id(entry.digest), quota=quota)
+def _tenant_of(entry: KeyEntry, make_quota: MakeQuota) -> Tenant:
+    bounds = KeyBounds(
+        max_concurrent=entry.max_concurrent_requests, per_minute=entry.requests_per_minute
+    )
+    make = own_quota if bounds == KeyBounds() else make_quota
+    return Tenant(tenant_id=entry.id or _tenant_id(entry.digest), quota=make(entry.digest, bounds))
 
 
 def _bearer_token(scope: Scope) -> bytes | None:

@@ -11,6 +11,7 @@ from services.frontend.render import Renderer
 from services.frontend.response_store import ResponseStore
 from services.frontend.sampling import Seeds
 from services.frontend.settings import FrontendSettings
+from services.frontend.shared_quota import SharedCounts
 from services.frontend.streams import StreamKeeper
 from shared.glm.dialect import Dialect
 from shared.sampling import SamplingSpec
@@ -21,7 +22,8 @@ class Gateway:
     """The parts of a gateway.
 
     `context_length` is the least of the checkpoint's and the setting's; the scheduler's own limit,
-    once known, may be lower still. `started_s` is the Unix time of the start.
+    once known, may be lower still. `started_s` is the Unix time of the start. `key_counts` are
+    those that several processes keep together, where they do.
     """
 
     settings: FrontendSettings
@@ -37,6 +39,7 @@ class Gateway:
     seeds: Seeds
     context_length: int
     started_s: int
+    key_counts: SharedCounts | None = None
 
     @property
     def max_model_len(self) -> int:

@@ -19,6 +19,7 @@ from services.frontend.render import Renderer
 from services.frontend.response_store import ResponseStore, StoreBounds
 from services.frontend.sampling import Seeds, sampling_defaults
 from services.frontend.settings import FrontendSettings, checkpoint_context_length
+from services.frontend.shared_quota import SharedCounts
 from services.frontend.streams import StreamKeeper
 from shared.errors import ConfigError, FailureReason, RequestError
 from shared.glm.dialect import Dialect
@@ -79,6 +80,7 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
         seeds=Seeds(settings.seed),
         context_length=asked or length,
         started_s=int(time.time()),
+        key_counts=SharedCounts(settings.key_limits_path) if settings.key_limits_path else None,
     )
 
 
@@ -118,6 +120,8 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
         await asyncio.gather(*tasks, return_exceptions=True)
         gateway.renderer.close()
         gateway.responses.close()
+        if gateway.key_counts is not None:
+            gateway.key_counts.close()
 
 
 async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:

@@ -39,6 +39,11 @@ class FrontendSettings(ServiceSettings):
         default=None,
         description="JSON file with digests of further keys, each with its own bounds.",
     )
+    key_limits_path: Path | None = Field(
+        default=None,
+        description="Folder in which several processes count the requests of bounded keys "
+        "together; default: each counts alone.",
+    )
     allowed_origins: list[str] = Field(
         default_factory=list,
         description="Origins of web pages that may ask (CORS), repeatable; * is all, none is off.",

@@ -154,6 +154,7 @@ def _frontend_command(
     environment = _environment(settings, "frontend")
     if num_frontends > 1:
         words += ["--reuse-port", "--response-store-path", run_dir.response_store_path()]
+        words += ["--key-limits-path", run_dir.key_limits_path()]
         environment[METRICS_VARIABLE] = str(run_dir.metrics_path())
     return Command(
         service=name,

@@ -49,10 +49,15 @@ class RunDirectory:
         """Where several frontends count together."""
         return self.path / "metrics"
 
-    def make_metrics_path(self) -> None:
-        """An empty folder: counts of an earlier mesh are none of this one's."""
-        shutil.rmtree(self.metrics_path(), ignore_errors=True)
-        self.metrics_path().mkdir(mode=0o700)
+    def key_limits_path(self) -> Path:
+        """Where several frontends count the requests of API keys together."""
+        return self.path / "keys"
+
+    def make_shared_paths(self) -> None:
+        """Empty folders: counts of an earlier mesh are none of this one's."""
+        for folder in (self.metrics_path(), self.key_limits_path()):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
 
     def rendezvous_path(self, world: int) -> Path:
         """Where the ranks of a world meet; a new file at each of its starts."""
@@ -103,7 +108,8 @@ class RunDirectory:
             self.path / STATE_FILE,
         ):
             leftover.unlink(missing_ok=True)
-        shutil.rmtree(self.metrics_path(), ignore_errors=True)
+        for folder in (self.metrics_path(), self.key_limits_path()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_run_directory(wanted: Path | None) -> RunDirectory:

@@ -46,7 +46,7 @@ async def _run(start: Start, port: int) -> int:
     settings = start.settings
     run_dir = make_run_directory(settings.run_dir)
     if start.num_frontends > 1:
-        run_dir.make_metrics_path()
+        run_dir.make_shared_paths()
     display = Display()
     supervisor = Supervisor(
         build_commands(

@@ -9,6 +9,7 @@ import pytest
 from services.frontend.auth import ApiKeys
 from services.frontend.errors import ApiError
 from services.frontend.key_file import KeyEntry
+from services.frontend.quota import KeyBounds, Quota
 from shared.errors import RequestError
 from tests.services.frontend.conftest import Mesh
 
@@ -50,17 +51,36 @@ def test_a_key_may_come_as_the_messages_api_sends_it() -> None:
         keys.tenant_of(both)
 
 
-def test_a_key_of_a_file_is_known_by_its_digest_and_has_its_own_bounds() -> None:
+async def test_a_key_of_a_file_is_known_by_its_digest_and_has_its_own_bounds() -> None:
     digest = hashlib.sha256(b"secret").hexdigest()
     keys = ApiKeys(["open"], [KeyEntry(sha256=digest, id="team-a", max_concurrent_requests=1)])
     tenant = keys.tenant_of(scope(b"Bearer secret"))
     assert tenant.tenant_id == "team-a"
-    tenant.quota.enter(0)
+    await tenant.quota.enter(0)
     with pytest.raises(RequestError):
-        keys.tenant_of(scope(b"Bearer secret")).quota.enter(0)
-    keys.tenant_of(scope(b"Bearer open")).quota.enter(0)
+        await keys.tenant_of(scope(b"Bearer secret")).quota.enter(0)
+    await keys.tenant_of(scope(b"Bearer open")).quota.enter(0)
     with pytest.raises(ApiError):
         keys.tenant_of(scope(f"Bearer {digest}".encode()))
+
+
+def test_only_bounded_keys_are_counted_by_who_is_asked_to() -> None:
+    asked: list[tuple[bytes, KeyBounds]] = []
+
+    def make(digest: bytes, bounds: KeyBounds) -> Quota:
+        asked.append((digest, bounds))
+        return Quota(bounds)
+
+    digests = [hashlib.sha256(name).digest() for name in (b"a", b"b")]
+    ApiKeys(
+        ["open"],
+        [
+            KeyEntry(sha256=digests[0].hex(), requests_per_minute=3),
+            KeyEntry(sha256=digests[1].hex()),
+        ],
+        make,
+    )
+    assert asked == [(digests[0], KeyBounds(per_minute=3))]
 
 
 class TestGuarded:

@@ -246,6 +246,7 @@ def test_several_frontends_share_port_numbers_and_kept_responses(tmp_path: Path)
         assert value_of(command, "--port") == "8123"
         assert value_of(command, "--address") == f"unix:/r/{command.service}.sock"
         assert value_of(command, "--response-store-path") == "/r/responses.db"
+        assert value_of(command, "--key-limits-path") == "/r/keys"
         assert "--reuse-port" in command.argv
         assert command.environment["PROMETHEUS_MULTIPROC_DIR"] == "/r/metrics"
     (alone,) = (c for c in commands(UpSettings(model=tmp_path), Path("/r")).values()

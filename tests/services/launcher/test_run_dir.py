@@ -91,9 +91,11 @@ def test_what_frontends_share_is_new_for_each_mesh_and_gone_with_it(tmp_path: Pa
     run_dir = RunDirectory(path=tmp_path, is_kept=True)
     run_dir.metrics_path().mkdir()
     (run_dir.metrics_path() / "counter_1.db").touch()
-    run_dir.make_metrics_path()
+    run_dir.make_shared_paths()
     assert list(run_dir.metrics_path().iterdir()) == []
+    assert list(run_dir.key_limits_path().iterdir()) == []
     run_dir.response_store_path().touch()
     run_dir.clean(keep_logs=True)
     assert not run_dir.metrics_path().exists()
+    assert not run_dir.key_limits_path().exists()
     assert not run_dir.response_store_path().exists()
