@@ -145,12 +145,12 @@ class Response:
         """End the request from this side. Idempotent."""
         self._fail(error, reason)
 
-    def give_up(self, error: RequestError) -> None:
-        """The reader does not read: also an answer that is complete is lost then."""
+    def give_up(self, error: RequestError, reason: AbortReason = AbortReason.SLOW_READER) -> None:
+        """The reader does not read, or is gone: also an answer that is complete is lost then."""
         if isinstance(self.end, TextFinished):
             self.end = error
             self.on_change()
-        self._fail(error, AbortReason.SLOW_READER)
+        self._fail(error, reason)
 
     def check_deadline(self, now: float) -> None:
         """Fail once the time is up; the scheduler is told the same limit and is usually first."""

@@ -19,6 +19,7 @@ from services.detokenizer.faults import internal_error
 from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import TextEnd, TextSubmit
 from services.detokenizer.ports import Upstream
+from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
 
@@ -94,7 +95,7 @@ class Session:
         for stream_id in incoming.aborted_stream_ids:
             delivery = self._deliveries.get(stream_id)
             if delivery is not None:
-                delivery.response.abort(_cancelled())
+                delivery.response.give_up(_cancelled(), AbortReason.CANCELLED)
 
     def show_load(self, load: LoadSnapshot) -> None:
         """Relay the scheduler's latest snapshot."""

@@ -164,6 +164,22 @@ def test_an_abort_in_the_message_of_its_submit_counts() -> None:
     assert frontend.upstream.aborts
 
 
+def test_an_abort_ends_an_answer_that_is_complete_and_waits_for_credit() -> None:
+    """Its reader is gone, so no credit will come: nobody waits for a slow one's time."""
+    frontend = Frontend()
+    frontend.send(1, submit(is_stream=True), credit=0)
+    (listener,) = frontend.upstream.listeners
+    listener.on_verdict(0, None)
+    listener.on_tokens(0, 0, ids("a"), None)
+    listener.on_end(0, finished())
+    frontend.read()
+    assert 1 not in frontend.ends
+    frontend.session.handle(Incoming(aborted_stream_ids=[1]), 0.0)
+    assert frontend.read().ends
+    assert frontend.ends[1].reason is FailureReason.CANCELLED
+    assert len(frontend.session) == len(frontend.live) == 0
+
+
 def test_credit_lets_a_stream_go_on() -> None:
     frontend = Frontend()
     frontend.send(1, submit(is_stream=True), credit=0)
@@ -283,9 +299,9 @@ steps = st.lists(
 )
 
 
-@given(steps)
+@given(steps, st.booleans())
 def test_every_admitted_request_ends_exactly_once_whatever_comes(
-    script: list[tuple[int, str]],
+    script: list[tuple[int, str]], are_readers_gone: bool
 ) -> None:
     frontend = Frontend()
     listeners: dict[int, Any] = {}
@@ -316,7 +332,10 @@ def test_every_admitted_request_ends_exactly_once_whatever_comes(
     for stream_id in set(listeners) - told:
         lost = RequestError(FailureReason.UPSTREAM_LOST, "gone")
         listeners[stream_id].on_end(0, lost)
-    frontend.session.handle(Incoming(credits=dict.fromkeys(listeners, 1 << 20)), 0.0)
+    if are_readers_gone:
+        frontend.session.handle(Incoming(aborted_stream_ids=list(listeners)), 0.0)
+    else:
+        frontend.session.handle(Incoming(credits=dict.fromkeys(listeners, 1 << 20)), 0.0)
     frontend.read()
     for stream_id in listeners:
         refused = frontend.verdicts[stream_id] is not None
