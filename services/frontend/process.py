@@ -103,7 +103,9 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
     """The HTTP side and the connection to the detokenizer, while inside."""
     settings = gateway.settings
     http = HttpServer(
-        create_app(gateway), bind(settings.host, settings.port, is_shared=settings.reuse_port)
+        create_app(gateway),
+        bind(settings.host, settings.port, is_shared=settings.reuse_port),
+        stall_s=settings.client_stall_timeout_s,
     )
     tasks = [
         asyncio.create_task(gateway.detokenizers.run()),

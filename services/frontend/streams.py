@@ -19,7 +19,7 @@ from services.frontend.detokenizers import Detokenizers
 from services.frontend.errors import from_request_error
 from services.frontend.exchange import Exchange
 from services.frontend.framing import CHUNKS, Framing
-from services.frontend.http_server import Connection, connection_of
+from services.frontend.http_protocol import Connection, connection_of
 from shared.errors import FailureReason, RequestError
 
 TICK_S: Final = 0.25
@@ -41,6 +41,16 @@ class Lane:
     num_events: int = 0
     is_silent: bool = False
     is_cut: bool = False
+    connection: Connection | None = None
+    num_unsent_bytes: int = 0
+
+    def note_taken(self, now: float) -> None:
+        """A client that is slow, but takes bytes, has all the time it needs."""
+        if self.connection is not None and not self.exchange.error:
+            num_unsent, before = self.connection.num_unsent_bytes, self.num_unsent_bytes
+            self.num_unsent_bytes = num_unsent
+            if num_unsent < before:
+                self.blocked_since = now
 
 
 class StreamKeeper:
@@ -84,6 +94,7 @@ class StreamKeeper:
                     RequestError(FailureReason.DEADLINE_EXCEEDED, "the request took too long")
                 )
             if lane.blocked_since is not None:
+                lane.note_taken(now)
                 limit = FAILED_STALL_S if lane.exchange.error is not None else self._stall_s
                 if now - lane.blocked_since > limit and lane.task is not None and not lane.is_cut:
                     lane.is_cut = True
@@ -161,6 +172,7 @@ class StreamAnswer(Response):
 
         That saves a turn of the event loop and all layers of ASGI: most of the cost of a frame.
         """
+        lane.connection = connection
         if connection is None:
             return
 

@@ -1,4 +1,4 @@
-"""Sockets and bytes below the application."""
+"""The listener, the process's bounds, and stopping."""
 
 import asyncio
 import resource
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http_server import HttpServer, bind, connection_of, raise_file_limit
+from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from shared.errors import ConfigError
 
 
@@ -24,125 +24,6 @@ async def exchange_bytes(port: int, data: bytes) -> bytes:
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"hello"})
-
-
-@pytest.mark.parametrize("data", [b"GARBAGE\r\n\r\n", b"\x00\x01\x02\r\n\r\n", b"\x16\x03\x01\x02"])
-async def test_bytes_that_are_no_http_get_the_envelope(data: bytes) -> None:
-    server = HttpServer(hello, bind("127.0.0.1", 0))
-    await server.start()
-    answer = await exchange_bytes(server.port, data)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b'"code": "invalid_http"' in answer
-    assert b"\r\nx-request-id: " in answer
-    ok = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
-    assert b"hello" in ok
-    await server.stop()
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET / HTTP/1.1\r\nx-long: " + b"a" * 70_000,
-        b"GET /" + b"a" * 70_000,
-        b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 10_000,
-    ],
-)
-async def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
-    server = HttpServer(hello, bind("127.0.0.1", 0))
-    await server.start()
-    answer = await exchange_bytes(server.port, head)
-    assert answer.startswith(b"HTTP/1.1 431 ")
-    assert b'"code": "invalid_http"' in answer
-    await server.stop()
-
-
-@pytest.mark.parametrize(("data", "answer"), [(b"", b""), (b"GET / HT", b"HTTP/1.1 408 ")])
-async def test_a_head_that_does_not_come_is_not_waited_for(
-    data: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.frontend.http_server.HEAD_TIMEOUT_S", 0.05)
-    server = HttpServer(hello, bind("127.0.0.1", 0))
-    await server.start()
-    assert (await exchange_bytes(server.port, data))[:13] == answer
-    await server.stop()
-
-
-async def test_bodies_and_idle_connections_are_no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.frontend.http_server.HEAD_TIMEOUT_S", 0.05)
-    server = HttpServer(hello, bind("127.0.0.1", 0))
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    for _ in range(2):
-        writer.write(b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000)
-        assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        await asyncio.sleep(0.1)
-    writer.close()
-    await server.stop()
-
-
-async def test_a_connection_can_be_dropped_at_once() -> None:
-    async def drop(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        connection = connection_of(scope)
-        assert connection is not None
-        connection.drop()
-
-    server = HttpServer(drop, bind("127.0.0.1", 0))
-    await server.start()
-    answer = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert not answer.endswith(b"0\r\n\r\n")
-    await server.stop()
-
-
-async def test_chunks_written_straight_to_the_connection_are_part_of_the_answer() -> None:
-    async def straight(scope: Scope, receive: Receive, send: Send) -> None:
-        connection = connection_of(scope)
-        assert connection is not None
-        assert not connection.write(b"too early")
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        assert connection.write(b"one")
-        await send({"type": "http.response.body", "body": b"two", "more_body": True})
-        assert connection.write(b"x" * 17)
-        await send({"type": "http.response.body", "body": b""})
-        assert not connection.write(b"too late")
-
-    server = HttpServer(straight, bind("127.0.0.1", 0))
-    await server.start()
-    answer = await exchange_bytes(server.port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
-    body = answer.partition(b"\r\n\r\n")[2]
-    assert body == b"3\r\none\r\n3\r\ntwo\r\n11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
-    await server.stop()
-
-
-async def test_a_client_that_does_not_read_makes_writes_wait() -> None:
-    outcome: list[bool] = []
-
-    async def flood(scope: Scope, receive: Receive, send: Send) -> None:
-        connection = connection_of(scope)
-        assert connection is not None
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(1000):
-            outcome.append(connection.write(b"x" * 65_536))
-            if not outcome[-1]:
-                break
-            await asyncio.sleep(0)
-        connection.drop()
-
-    server = HttpServer(flood, bind("127.0.0.1", 0))
-    await server.start()
-    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-    writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(10):
-        while not outcome or outcome[-1]:  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.01)
-    assert len(outcome) < 1000
-    writer.close()
-    await server.stop()
-
-
-def test_another_server_offers_no_straight_way() -> None:
-    assert connection_of({"type": "http"}) is None
 
 
 def test_the_process_may_open_as_many_sockets_as_the_system_allows() -> None:

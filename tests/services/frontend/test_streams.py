@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.frontend.exchange import Exchange
-from services.frontend.http_server import CONNECTION_EXTENSION
+from services.frontend.http_protocol import CONNECTION_EXTENSION
 from services.frontend.streams import FAILED_STALL_S, StreamAnswer, StreamKeeper
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats
@@ -30,6 +30,7 @@ class Connection:
         self.written: list[bytes] = []
         self.is_free = True
         self.num_dropped = 0
+        self.num_unsent_bytes = 9000
 
     def write(self, data: bytes) -> bool:
         if self.is_free:
@@ -219,6 +220,25 @@ async def test_a_client_that_takes_nothing_is_cut_off(has_failed: bool, limit: f
         await task
     assert caught.value.reason is FailureReason.SLOW_READER
     assert delivery.connection.num_dropped == 1
+
+
+async def test_a_slow_client_that_takes_bytes_is_not_cut_off() -> None:
+    """However few, and though the stream has been waiting for it all the time."""
+    delivery = Delivery()
+    task = delivery.start()
+    await settle()
+    delivery.is_open.clear()
+    delivery.exchange.push(b"x")
+    await settle()
+    started = time.monotonic()
+    for turn in range(10):
+        delivery.connection.num_unsent_bytes -= 1
+        delivery.keeper.look(started + 20 * turn)
+        await settle()
+    assert not task.done()
+    delivery.keeper.look(started + 211)  # nothing since 180
+    with pytest.raises(RequestError):
+        await task
 
 
 async def test_a_stream_past_its_time_fails() -> None:
