@@ -1,6 +1,6 @@
 """The whole mesh on this machine: one with glm-nano, one in replay mode, each started once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
-def running(*flags: str) -> Iterator[Mesh]:
-    mesh = Mesh(*flags)
+def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Mesh]:
+    mesh = Mesh(*flags, environment=environment)
     try:
         yield mesh
     finally:
