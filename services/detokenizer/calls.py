@@ -78,6 +78,7 @@ class CallParser:
         self._make_id = make_id
         self.num_complete = 0
         self.num_dropped = 0
+        self.num_unreadable = 0
         self._next_index = 0
         self._recovered = ""
         self.start()
@@ -129,7 +130,10 @@ class CallParser:
         """Text that turned out to be no call."""
         text = "".join(self._parts)
         self._parts = []
-        return text if text.strip() else ""
+        if not text.strip():
+            return ""
+        self.num_unreadable += 1
+        return text
 
     def finish(self, *, is_cut: bool) -> str:
         """The output is over inside the call; returns text that is no call.
@@ -150,7 +154,7 @@ class CallParser:
         if is_cut and (self._is_json or _NAME_LIKE.match(text.strip())):
             self.num_dropped += bool(text.strip())
             return ""
-        return text
+        return self.take_recovered()
 
     # ---- one method per state: a control token arrives ----
 

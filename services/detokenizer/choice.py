@@ -54,6 +54,10 @@ class TextMachine(Protocol):
     def delta(self) -> Delta:
         """What came since the last take."""
 
+    @property
+    def num_unreadable_calls(self) -> int:
+        """Texts behind a call's opening tag that were no call."""
+
     def arm(self) -> None:
         """Let stop strings match from now on."""
 

@@ -98,6 +98,11 @@ class OutputMachine:
         return self._calls.num_dropped
 
     @property
+    def num_unreadable_calls(self) -> int:
+        """Texts behind a call's opening tag that were no call; they are content."""
+        return self._calls.num_unreadable
+
+    @property
     def matched(self) -> str | None:
         """The stop string that ended the content."""
         return self._stops.matched if self._stops is not None else None

@@ -5,7 +5,7 @@ Prompt ids pass through untouched, hence they stay packed (little-endian uint32)
 
 import enum
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shared.endings import FinishReason
 from shared.errors import RequestError
@@ -153,12 +153,28 @@ class SequenceFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOddities:
+    """What models did not do as their dialect wants it; fields of glm.v1.OutputOddities."""
+
+    num_unclosed_reasoning: int = 0
+    num_dropped_calls: int = 0
+    num_unreadable_calls: int = 0
+
+    @property
+    def found(self) -> dict[str, int]:
+        """Those that there are."""
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: count for name, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextFinished:
     """The good end of a request."""
 
     stats: SequenceStats
     reason: FinishReason
     object_json: bytes = b""
+    oddities: OutputOddities = OutputOddities()
 
 
 TextEnd = TextFinished | RequestError

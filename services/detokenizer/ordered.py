@@ -130,6 +130,11 @@ class OrderedText:
         """Calls that were read and not shown."""
         return self._machine.num_dropped_calls
 
+    @property
+    def num_unreadable_calls(self) -> int:
+        """Texts behind a call's opening tag that were no call."""
+        return self._machine.num_unreadable_calls
+
     def arm(self) -> None:
         """Let stop strings match from now on."""
         self._machine.arm()

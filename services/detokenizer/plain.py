@@ -14,6 +14,7 @@ class PlainText:
     num_reasoning_tokens = 0
     num_calls = 0
     num_dropped_calls = 0
+    num_unreadable_calls = 0
 
     def __init__(
         self,

@@ -9,7 +9,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from services.detokenizer.choice import Choice
-from services.detokenizer.messages import SequenceFinished, TextEnd, TextFinished, TokenSubmit
+from services.detokenizer.messages import (
+    OutputOddities,
+    SequenceFinished,
+    TextEnd,
+    TextFinished,
+    TokenSubmit,
+)
 from services.detokenizer.ports import Upstream
 from services.detokenizer.usage import Usage, total_stats
 from shared.endings import AbortReason, FinishReason
@@ -196,7 +202,11 @@ class Response:
         reason = FinishReason.STOP if first and first.is_stop else FinishReason.LENGTH
         # Tokens prove admission, should a verdict have been lost on the way.
         self.is_admitted = True
-        self.end = TextFinished(stats=total_stats(self.choices, self._count()), reason=reason)
+        self.end = TextFinished(
+            stats=total_stats(self.choices, self._count()),
+            reason=reason,
+            oddities=self._oddities(),
+        )
         self._close_span()
 
     def _close_span(self) -> None:
@@ -206,14 +216,17 @@ class Response:
         self._note_oddities()
         self._span.end()
 
+    def _oddities(self) -> OutputOddities:
+        texts = [choice.text for choice in self.choices]
+        return OutputOddities(
+            num_unclosed_reasoning=sum(text.is_reasoning for text in texts),
+            num_dropped_calls=sum(text.num_dropped_calls for text in texts),
+            num_unreadable_calls=sum(text.num_unreadable_calls for text in texts),
+        )
+
     def _note_oddities(self) -> None:
-        """Count what the model did not do as its dialect wants it."""
-        oddities = {
-            "num_dropped_calls": sum(choice.text.num_dropped_calls for choice in self.choices),
-            "num_unclosed_reasoning": sum(choice.text.is_reasoning for choice in self.choices),
-        }
-        found = {name: count for name, count in oddities.items() if count}
-        if found:
+        """Tell what the model did not do as its dialect wants it."""
+        if found := self._oddities().found:
             _logger.info("odd output", extra={"request_id": self.request_id, **found})
             for name, count in found.items():
                 self._span.set(name, count)

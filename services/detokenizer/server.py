@@ -422,10 +422,12 @@ def _end_to_proto(entry: tuple[int, TextEnd]) -> detokenizer_pb2.TextEnd:
 
 def _finished_to_proto(end: TextEnd) -> detokenizer_pb2.TextFinished:
     assert not isinstance(end, RequestError)
+    found = end.oddities.found
     return detokenizer_pb2.TextFinished(
         stats=stats_to_proto(end.stats),
         reason=int(end.reason),  # type: ignore[arg-type]  # enum values are ints on the wire
         object_json=end.object_json,
+        oddities=detokenizer_pb2.OutputOddities(**found) if found else None,
     )
 
 

@@ -244,6 +244,7 @@ class DetokenizerClient:
                 reason.removeprefix("FINISH_REASON_").lower(),
                 wire.stats_from_proto(end.finished.stats),
                 end.finished.object_json,
+                {field.name: count for field, count in end.finished.oddities.ListFields()},
             )
             return
         failure = wire.failure_from_proto(end.failed)

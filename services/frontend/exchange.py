@@ -10,7 +10,7 @@ the handler does not notice, and an answer that was admitted once stays so.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.frontend.tools_constraint import name_field
 from shared.errors import RequestError
@@ -32,6 +32,7 @@ class Exchange:
         "num_bytes",
         "num_sequences",
         "object_json",
+        "oddities",
         "request_id",
         "sink",
         "stats",
@@ -55,6 +56,8 @@ class Exchange:
         self.stats: SequenceStats | None = None
         # The finished object of a stream, where it was asked for.
         self.object_json = b""
+        # What the model did not do as its dialect wants it, counts by kind.
+        self.oddities: Mapping[str, int] = {}
         # Takes a piece past the reader, who must be waiting; false: the piece has to wait.
         self.sink: Callable[[bytes], bool] | None = None
         self._pieces: list[bytes] = []
@@ -81,9 +84,16 @@ class Exchange:
         assert not self.is_ended
         self._pieces = []
 
-    def finish(self, reason: str, stats: SequenceStats, object_json: bytes = b"") -> None:
+    def finish(
+        self,
+        reason: str,
+        stats: SequenceStats,
+        object_json: bytes = b"",
+        oddities: Mapping[str, int] | None = None,
+    ) -> None:
         """The good end; `reason` is that of the first choice."""
         if not self.is_ended:
+            self.oddities = oddities or {}
             self.object_json = object_json
             self.finish_reason = reason
             self.stats = stats

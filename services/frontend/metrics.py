@@ -3,7 +3,7 @@
 Load gauges show the scheduler's latest snapshot, as relayed by the detokenizer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from shared.metrics import Metrics
@@ -85,6 +85,21 @@ _CACHE_SERIES: Final = (
     ),
 )
 
+# Field of `OutputOddities`, series, what it tells.
+_ODDITIES: Final = (
+    ("num_unclosed_reasoning", "unclosed_reasoning_total", "Choices that ended inside a thought."),
+    (
+        "num_dropped_calls",
+        "dropped_tool_calls_total",
+        "Calls that were not shown: tools that may not be called, names that were cut off.",
+    ),
+    (
+        "num_unreadable_calls",
+        "unreadable_tool_calls_total",
+        "Texts behind the opening tag of a call that were no call; shown as content.",
+    ),
+)
+
 
 class GatewayMetrics:
     """All series of the gateway."""
@@ -130,6 +145,9 @@ class GatewayMetrics:
             "Detokenizers that take new requests.",
             source=lambda: float(num_ready()),
         )
+        self._oddities = {
+            name: counter(f"glm_mesh:{series}", text) for name, series, text in _ODDITIES
+        }
         self._disconnects = counter(
             "glm_mesh:client_disconnects_total", "Clients that left before their end."
         )
@@ -161,6 +179,12 @@ class GatewayMetrics:
         self._cached_tokens.inc(stats.num_cached_tokens)
         self._output_tokens.inc(stats.num_output_tokens)
         self._latency.observe(seconds)
+
+    def count_oddities(self, oddities: Mapping[str, int]) -> None:
+        """What models did not do as their dialect wants it, in one request that ended well."""
+        for name, count in oddities.items():
+            if name in self._oddities:  # a newer detokenizer may know more
+                self._oddities[name].inc(count)
 
     def count_failure(self, reason: str) -> None:
         """One request that was refused or failed."""

@@ -161,5 +161,6 @@ def _settle(gateway: Gateway, exchange: Exchange, visit: Visit) -> None:
             visit.span.set("gen_ai.usage.input_tokens", exchange.stats.num_prompt_tokens)
             visit.span.set("gen_ai.usage.output_tokens", exchange.stats.num_output_tokens)
         gateway.metrics.count_success(exchange.finish_reason, exchange.stats, visit.age_s)
+        gateway.metrics.count_oddities(exchange.oddities)
     elif exchange.error is not None:
         gateway.metrics.count_failure(exchange.error.reason.name.lower())

@@ -9,7 +9,14 @@ from services.detokenizer.response import Response
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats
-from tests.services.detokenizer.frames import CONTEXT, FakeUpstream, finished, logprobs, submit
+from tests.services.detokenizer.frames import (
+    CONTEXT,
+    SPECS,
+    FakeUpstream,
+    finished,
+    logprobs,
+    submit,
+)
 from tests.services.detokenizer.words import EOS, ids
 
 
@@ -238,6 +245,26 @@ def test_odd_output_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None
     (record,) = (record for record in caplog.records if record.message == "odd output")
     assert record.num_unclosed_reasoning == 1  # type: ignore[attr-defined]  # an extra field
     assert record.request_id == "r"  # type: ignore[attr-defined]  # an extra field
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a thought", {"num_unclosed_reasoning": 1}),
+        ("</think><tool_call>no tool of mine</tool_call>", {"num_unreadable_calls": 1}),
+        ("</think><tool_call>so <tool_call>now</tool_call>", {"num_unreadable_calls": 1}),
+        ("</think>a<tool_call>what is", {"num_unreadable_calls": 1}),
+        ("</think><tool_call>nope</tool_call>", {"num_dropped_calls": 1}),
+        ("</think>a<tool_call>now</tool_call>", {}),
+    ],
+)
+def test_the_end_counts_what_the_dialect_does_not_want(text: str, expected: dict[str, int]) -> None:
+    response, _ = started(starts_in_reasoning=True, tools=SPECS)
+    response.on_verdict(0, None)
+    response.on_tokens(0, 0, ids(text), None)
+    response.on_end(0, finished())
+    assert isinstance(response.end, TextFinished)
+    assert response.end.oddities.found == expected
 
 
 @pytest.mark.parametrize("told", [LOST, finished()])

@@ -70,6 +70,19 @@ async def test_a_body_comes_whole_with_reasoning_and_calls(mesh: Mesh) -> None:
     frontend.call.cancel()
 
 
+async def test_the_end_tells_what_was_odd_in_the_output(mesh: Mesh) -> None:
+    frontend = mesh.connect()
+    odd = mesh.submit("a thought<tool_call>f</tool_call>", starts_in_reasoning=True)
+    await frontend.submit((1, odd), (2, mesh.submit("fine")))
+    await frontend.read_until_over(1, 2)
+    first, second = (frontend.answers[i].end for i in (1, 2))
+    assert first is not None
+    assert first.finished.oddities.num_dropped_calls == 1
+    assert second is not None
+    assert not second.finished.HasField("oddities")
+    frontend.call.cancel()
+
+
 async def test_many_requests_share_the_stream_and_its_messages(mesh: Mesh) -> None:
     frontend = mesh.connect()
     texts = {i: f"answer number {i} " * 5 for i in range(32)}

@@ -30,6 +30,7 @@ class Behaviour:
     )
     silent_after: int | None = None
     pause_s: float = 0.0
+    oddities: detokenizer_pb2.OutputOddities | None = None
     delay_s: float = 0.0
 
 
@@ -168,7 +169,9 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             num_prompt_tokens=len(submit.submit.sequences[0].prompt_token_ids) // 4,
             num_output_tokens=len(plan.pieces),
         )
-        finished = detokenizer_pb2.TextFinished(stats=stats, reason=common_pb2.FINISH_REASON_STOP)
+        finished = detokenizer_pb2.TextFinished(
+            stats=stats, reason=common_pb2.FINISH_REASON_STOP, oddities=plan.oddities
+        )
         if submit.submit.output.keep_object:
             finished.object_json = response_of(submit.submit, plan.pieces)
         outbox.put_nowait(_end(stream_id, finished=finished))

@@ -202,6 +202,17 @@ async def test_stats_and_reason_of_the_end_arrive(client: DetokenizerClient) -> 
     assert exchange.stats.num_output_tokens == 4
 
 
+async def test_what_was_odd_in_the_output_arrives_with_the_end(
+    client: DetokenizerClient, fake: FakeDetokenizer
+) -> None:
+    fake.behaviour = Behaviour(
+        oddities=detokenizer_pb2.OutputOddities(num_unclosed_reasoning=2, num_unreadable_calls=1)
+    )
+    exchange = client.submit(submission())
+    await exchange.wait_for_end()
+    assert exchange.oddities == {"num_unclosed_reasoning": 2, "num_unreadable_calls": 1}
+
+
 async def test_an_unknown_failure_reason_counts_as_internal(
     client: DetokenizerClient, fake: FakeDetokenizer
 ) -> None:

@@ -61,6 +61,19 @@ def test_finished_requests_are_counted_by_reason_with_their_tokens() -> None:
         assert line in page
 
 
+def test_odd_output_is_counted_by_its_kind() -> None:
+    metrics = GatewayMetrics("m", LoadSnapshot)
+    metrics.count_oddities({"num_unclosed_reasoning": 2, "num_dropped_calls": 1})
+    metrics.count_oddities({"num_unreadable_calls": 3, "num_of_a_newer_kind": 1})
+    page = page_of(metrics)
+    for line in (
+        "glm_mesh:unclosed_reasoning_total 2.0",
+        "glm_mesh:dropped_tool_calls_total 1.0",
+        "glm_mesh:unreadable_tool_calls_total 3.0",
+    ):
+        assert line in page
+
+
 def test_drafts_are_told_in_all_and_by_position() -> None:
     load = LoadSnapshot(
         num_drafts_total=10,
