@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +78,26 @@ def build(model: Path, count: int, **flags: Any) -> ModelExecutor[KVCaches]:  # 
 
 def measure(executor: ModelExecutor[KVCaches], count: int) -> dict[str, int]:
     """Least time of each part of a decode step of `count` sequences."""
+    parts = list(decode(executor, count))
+    return {name: min(one[name] for one in parts) for name in parts[0]}
+
+
+def decode(executor: ModelExecutor[KVCaches], count: int) -> Iterator[dict[str, int]]:
+    """Decode `count` sequences from their prompts on; yields the time of each part of each step."""
     executor.start_epoch(1)
     _prefill(executor, count)
     rows = np.arange(count)
-    parts: list[dict[str, int]] = []
     for index in range(STEPS):
         plan = _plan(count + 1 + index, rows, np.full(count, PROMPT + index), scheduled=1)
         started = time.perf_counter_ns()
         timings = executor.execute(plan, 0).timings
         total = (time.perf_counter_ns() - started) // 1000
-        parts.append(
-            {
-                "prepare": timings.prepare_us,
-                "forward": timings.forward_us,
-                "sample": timings.sample_us,
-                "all": total,
-            }
-        )
-    return {name: min(one[name] for one in parts) for name in parts[0]}
+        yield {
+            "prepare": timings.prepare_us,
+            "forward": timings.forward_us,
+            "sample": timings.sample_us,
+            "all": total,
+        }
 
 
 def kernels(executor: ModelExecutor[KVCaches], count: int) -> dict[str, float]:

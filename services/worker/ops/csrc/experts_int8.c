@@ -59,85 +59,51 @@ static void run_strips(experts_t *e, int64_t columns, range_fn body) {
     glm_run(items, is_large ? 1 : items, body, e);
 }
 
-/* Factor and addend of each column: a value is (sum * factor + addend) * the row's scale. */
+/* Numbers of a strip's columns that have to be found first. */
 typedef struct {
-    float factor[I8_COLUMNS], addend[I8_COLUMNS];
-    int has_addend;
+    float factor[I8_COLUMNS], constant[I8_COLUMNS];
 } columns_t;
 
-static void load_columns(const experts_t *e, int64_t group, int64_t column, int64_t columns,
-                         columns_t *out) {
-    int64_t at = group * e->outer + column;
-    out->has_addend = e->bits == 4;
-    for (int64_t c = 0; c < columns; c++) {
-        union { uint32_t bits; float value; } number;
-        if (e->scale_type == SCALE_F32)
-            number.value = ((const float *)e->scale)[at + c];
-        else if (e->scale_type == SCALE_BF16)
-            number.bits = (uint32_t)((const uint16_t *)e->scale)[at + c] << 16;
-        else
-            number.bits = (uint32_t)((const int64_t *)e->scale)[at + c];
-        out->factor[c] = number.value;
-        if (out->has_addend)
-            out->addend[c] = e->bias[at + c] - 8.0f * (float)e->w_sums[at + c] * number.value;
-    }
-}
-
-ALWAYS_INLINE void scale_sums(const int32_t *sums, const columns_t *columns, float row_scale,
-                              float *values) {
-    if (columns->has_addend)
-        for (int c = 0; c < I8_COLUMNS; c++)
-            values[c] = ((float)sums[c] * columns->factor[c] + columns->addend[c]) * row_scale;
-    else
-        for (int c = 0; c < I8_COLUMNS; c++)
-            values[c] = (float)sums[c] * columns->factor[c] * row_scale;
+/* What becomes of the sums of a group's rows from a column on, but for where they go. */
+static i8_finish_t open_columns(const experts_t *e, int64_t group, int64_t column, int64_t columns,
+                                columns_t *space) {
+    const int64_t at = group * e->outer + column;
+    i8_finish_t f = {.columns = columns, .factor = space->factor};
+    if (e->scale_type == NO_SCALE) f.factor = NULL;
+    if (e->scale_type == SCALE_F32) f.factor = (const float *)e->scale + at;
+    if (e->scale_type == SCALE_BF16 || e->scale_type == SCALE_BITS)
+        for (int64_t c = 0; c < columns; c++) {
+            union { uint32_t bits; float value; } number;
+            number.bits = e->scale_type == SCALE_BITS
+                              ? (uint32_t)((const int64_t *)e->scale)[at + c]
+                              : (uint32_t)((const uint16_t *)e->scale)[at + c] << 16;
+            space->factor[c] = number.value;
+        }
+    if (e->bits == 8 || !f.factor) return f;
+    for (int64_t c = 0; c < columns; c++)
+        space->constant[c] = e->bias[at + c] - 8.0f * (float)e->w_sums[at + c] * f.factor[c];
+    f.constant = space->constant;
+    return f;
 }
 
 ALWAYS_INLINE int64_t up_to(int64_t left, int64_t limit) { return left < limit ? left : limit; }
 
-/* Round and store the first `columns` of I8_COLUMNS values. */
-ALWAYS_INLINE void store_values(const float *values, int64_t columns, elem_t *y) {
-#if GLM_AVX512 && defined(ELEM_BF16)
-    const __mmask32 mask = columns < I8_COLUMNS ? (1u << columns) - 1u : ~0u;
-    __m512bh rounded = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(values));
-    _mm512_mask_storeu_epi16(y, mask, (__m512i)rounded);
-#else
-    if (columns == I8_COLUMNS)
-        for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
-    else
-        for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
-#endif
-}
-
-static void store_products(const experts_t *e, const columns_t *scales, int64_t row, int64_t rows,
-                           int64_t column, int64_t columns, const int32_t *sums) {
-    for (int64_t r = 0; r < rows; r++, sums += I8_COLUMNS) {
-        int64_t at = (row + r) * e->outer + column;
-        if (e->scale_type == NO_SCALE) {
-            memcpy((int32_t *)e->y + at, sums, (size_t)columns * sizeof(int32_t));
-            continue;
-        }
-        float values[I8_COLUMNS];
-        scale_sums(sums, scales, e->row_scale[row + r], values);
-        store_values(values, columns, (elem_t *)e->y + at);
-    }
-}
-
 static void multiply_strips(const void *context, int64_t first, int64_t last) {
     const experts_t *e = context;
-    int32_t sums[I8_CHUNK * I8_COLUMNS];
-    columns_t scales = {0};
+    columns_t space;
     for (int64_t item = first; item < last; item++) {
         int64_t group = item / e->strips, column = item % e->strips * I8_COLUMNS;
         int64_t columns = up_to(e->outer - column, I8_COLUMNS), end = e->starts[group + 1];
         if (e->starts[group] == end) continue;
         i8_matrix_t matrix =
             i8_matrix(e->w, group, e->inner, e->outer, (int)e->bits, (int)e->is_packed);
-        if (e->scale_type != NO_SCALE) load_columns(e, group, column, columns, &scales);
+        i8_finish_t f = open_columns(e, group, column, columns, &space);
+        f.y_stride = e->outer;
         for (int64_t row = e->starts[group]; row < end; row += I8_CHUNK) {
-            int64_t rows = up_to(end - row, I8_CHUNK);
-            i8_sums(&matrix, column, rows, e->x + row * e->inner, e->inner, e->offsets + row, sums);
-            store_products(e, &scales, row, rows, column, columns, sums);
+            const int64_t rows = up_to(end - row, I8_CHUNK), at = row * e->outer + column;
+            f.y = f.factor ? (void *)((elem_t *)e->y + at) : (void *)((int32_t *)e->y + at);
+            f.row_scale = f.factor ? e->row_scale + row : NULL;
+            i8_multiply(&matrix, column, rows, e->x + row * e->inner, e->inner, e->offsets + row, &f);
         }
     }
 }

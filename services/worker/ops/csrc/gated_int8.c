@@ -3,53 +3,55 @@
 
 enum { MAX_GATED = 16384 };
 
-ALWAYS_INLINE float gate(float left, float right) {
-    return left / (1.0f + fast_exp(-left)) * right;
+/* gated = silu(gate) * up */
+ALWAYS_INLINE void gate_values(const float *gate, const float *up, int64_t width, float *gated) {
+#if GLM_AVX512
+    const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes_before(i, width);
+        __m512 g = load_floats(mask, gate + i), u = load_floats(mask, up + i);
+        __m512 share = _mm512_div_ps(g, _mm512_add_ps(one, fast_exps(_mm512_sub_ps(zero, g))));
+        store_floats(mask, _mm512_mul_ps(share, u), gated + i);
+    }
+#else
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) gated[i] = gate[i] / (1.0f + fast_exp(-gate[i])) * up[i];
+#endif
 }
 
-/* `i8_sums` for columns that may begin inside a strip. */
-static void sum_columns(const i8_matrix_t *matrix, int64_t column, int64_t rows, const int8_t *x,
-                        const int32_t *offsets, int32_t *sums) {
-    int64_t shift = column % I8_COLUMNS, next = column - shift + I8_COLUMNS;
-    i8_sums(matrix, column - shift, rows, x, matrix->inner, offsets, sums);
-    if (shift == 0) return;
-    int32_t others[I8_CHUNK * I8_COLUMNS] = {0};
-    if (next < matrix->outer) i8_sums(matrix, next, rows, x, matrix->inner, offsets, others);
-    for (int64_t row = 0; row < rows; row++) {
-        int32_t *target = sums + row * I8_COLUMNS;
-        memmove(target, target + shift, (size_t)(I8_COLUMNS - shift) * sizeof(int32_t));
-        memcpy(target + I8_COLUMNS - shift, others + row * I8_COLUMNS,
-               (size_t)shift * sizeof(int32_t));
+enum { GATE_STRIDE = 2 * I8_COLUMNS }; /* values of a row: columns that begin inside a strip */
+
+/* Values of a group's rows in some columns, up to I8_COLUMNS; returns where the first one is. */
+static const float *find_values(const experts_t *e, int64_t group, int64_t column, int64_t columns,
+                                int64_t row, int64_t rows, float *values) {
+    const int64_t shift = column % I8_COLUMNS, end = column + columns;
+    i8_matrix_t matrix = i8_matrix(e->w, group, e->inner, e->outer, (int)e->bits, 1);
+    columns_t space;
+    for (int64_t first = column - shift, at = 0; first < end; first += I8_COLUMNS, at += I8_COLUMNS) {
+        i8_finish_t f =
+            open_columns(e, group, first, up_to(e->outer - first, I8_COLUMNS), &space);
+        f.row_scale = e->row_scale + row;
+        f.y = values + at;
+        f.y_stride = GATE_STRIDE;
+        i8_multiply(&matrix, first, rows, e->x + row * e->inner, e->inner, e->offsets + row, &f);
     }
+    return values + shift;
 }
 
 /* A strip's gate columns and the up columns beside them, scaled and joined. */
 static void gate_strips(const void *context, int64_t first, int64_t last) {
     const experts_t *e = context;
     const int64_t half = e->outer / 2;
-    int32_t sums[2][I8_CHUNK * I8_COLUMNS];
-    columns_t scales[2] = {0};
+    float space[2][I8_CHUNK * GATE_STRIDE];
     for (int64_t item = first; item < last; item++) {
         int64_t group = item / e->strips, column = item % e->strips * I8_COLUMNS;
         int64_t columns = up_to(half - column, I8_COLUMNS), end = e->starts[group + 1];
-        if (e->starts[group] == end) continue;
-        i8_matrix_t matrix =
-            i8_matrix(e->w, group, e->inner, e->outer, (int)e->bits, (int)e->is_packed);
-        for (int side = 0; side < 2; side++)
-            load_columns(e, group, side * half + column, columns, &scales[side]);
         for (int64_t row = e->starts[group]; row < end; row += I8_CHUNK) {
-            int64_t rows = up_to(end - row, I8_CHUNK);
-            for (int side = 0; side < 2; side++)
-                sum_columns(&matrix, side * half + column, rows, e->x + row * e->inner,
-                            e->offsets + row, sums[side]);
-            for (int64_t r = 0; r < rows; r++) {
-                float left[I8_COLUMNS], right[I8_COLUMNS], scale = e->row_scale[row + r];
-                scale_sums(sums[0] + r * I8_COLUMNS, &scales[0], scale, left);
-                scale_sums(sums[1] + r * I8_COLUMNS, &scales[1], scale, right);
-                for (int c = 0; c < I8_COLUMNS; c++) left[c] = gate(left[c], right[c]);
-                memcpy(e->gated + (row + r) * half + column, left,
-                       (size_t)columns * sizeof(float));
-            }
+            const int64_t rows = up_to(end - row, I8_CHUNK);
+            const float *gate = find_values(e, group, column, columns, row, rows, space[0]);
+            const float *up = find_values(e, group, half + column, columns, row, rows, space[1]);
+            for (int64_t r = 0; r < rows; r++, gate += GATE_STRIDE, up += GATE_STRIDE)
+                gate_values(gate, up, columns, e->gated + (row + r) * half + column);
         }
     }
 }
@@ -93,24 +95,25 @@ typedef struct {
     float *scales;
 } dequant_t;
 
+ALWAYS_INLINE void scale_products(const int32_t *x, const float *factors, float scale, int64_t width,
+                                  float *values) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) values[i] = (float)x[i] * factors[i] * scale;
+}
+
 static void gate_rows(const void *context, int64_t first, int64_t last) {
     const dequant_t *d = context;
-    float gated[MAX_GATED];
+    float values[2][MAX_GATED], *gate = values[!d->is_left], *up = values[d->is_left];
     int64_t group = 0, end = d->groups ? d->counts[0] : last;
     for (int64_t row = first; row < last; row++) {
         while (row >= end && group + 1 < d->groups) end += d->counts[++group];
         if (row >= end) return;
-        const int32_t *left = d->x + row * 2 * d->width, *right = left + d->width;
-        const float *left_scale = d->column_scale + group * 2 * d->width;
-        const float *right_scale = left_scale + d->width;
-        float scale = d->row_scale[row];
-#pragma omp simd
-        for (int64_t i = 0; i < d->width; i++) {
-            float a = (float)left[i] * left_scale[i] * scale;
-            float b = (float)right[i] * right_scale[i] * scale;
-            gated[i] = d->is_left ? gate(a, b) : gate(b, a);
-        }
-        d->scales[row] = quantize_row(gated, d->width, d->q + row * d->width);
+        for (int side = 0; side < 2; side++)
+            scale_products(d->x + (2 * row + side) * d->width,
+                           d->column_scale + (2 * group + side) * d->width, d->row_scale[row],
+                           d->width, values[side]);
+        gate_values(gate, up, d->width, gate);
+        d->scales[row] = quantize_row(gate, d->width, d->q + row * d->width);
     }
 }
 

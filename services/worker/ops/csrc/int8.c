@@ -22,33 +22,52 @@ int KERNEL(dynamic_quant)(int64_t rows, int64_t width, int64_t stride, const ele
     return OK;
 }
 
+#if GLM_AVX512
 /* To the nearest whole number, half to even, within int8; NaN gives the lowest. */
+ALWAYS_INLINE void shift_to_int8(__mmask16 mask, __m512 x, __m512 factor, __m512 shift, int8_t *q) {
+    const __m512 least = _mm512_set1_ps(-128.0f), most = _mm512_set1_ps(127.0f);
+    x = _mm512_max_ps(_mm512_fmadd_ps(x, factor, shift), least); /* the second one for a NaN */
+    store_int8(mask, _mm512_min_ps(x, most), q);
+}
+
+ALWAYS_INLINE void quantize_static(const quantized_t *c, const elem_t *x, int is_one, int8_t *q) {
+    __m512 factor = _mm512_set1_ps(to_float(*c->factors)), shift = _mm512_set1_ps(to_float(*c->shifts));
+    for (int64_t i = 0; i < c->width; i += VECTOR) {
+        const __mmask16 mask = lanes_before(i, c->width);
+        if (!is_one) factor = load_floats(mask, c->factors + i), shift = load_floats(mask, c->shifts + i);
+        shift_to_int8(mask, load_floats(mask, x + i), factor, shift, q + i);
+    }
+}
+#else
 ALWAYS_INLINE int8_t to_int8(float value) {
     value = value > -128.0f ? value : -128.0f;
     value = value < 127.0f ? value : 127.0f;
     return (int8_t)(int32_t)((value + 12582912.0f) - 12582912.0f); /* as fast_exp rounds */
 }
 
-static void quantize_by_one(const void *context, int64_t first, int64_t last) {
-    const quantized_t *c = context;
+ALWAYS_INLINE void quantize_static(const quantized_t *c, const elem_t *x, int is_one, int8_t *q) {
     const float factor = to_float(*c->factors), shift = to_float(*c->shifts);
-    for (int64_t row = first; row < last; row++) {
-        const elem_t *x = c->x + row * c->stride;
-        int8_t *q = c->q + row * c->width;
+    if (is_one) {
 #pragma omp simd
         for (int64_t i = 0; i < c->width; i++) q[i] = to_int8(to_float(x[i]) * factor + shift);
+        return;
     }
+#pragma omp simd
+    for (int64_t i = 0; i < c->width; i++)
+        q[i] = to_int8(to_float(x[i]) * to_float(c->factors[i]) + to_float(c->shifts[i]));
+}
+#endif
+
+static void quantize_by_one(const void *context, int64_t first, int64_t last) {
+    const quantized_t *c = context;
+    for (int64_t row = first; row < last; row++)
+        quantize_static(c, c->x + row * c->stride, 1, c->q + row * c->width);
 }
 
 static void quantize_by_column(const void *context, int64_t first, int64_t last) {
     const quantized_t *c = context;
-    for (int64_t row = first; row < last; row++) {
-        const elem_t *x = c->x + row * c->stride;
-        int8_t *q = c->q + row * c->width;
-#pragma omp simd
-        for (int64_t i = 0; i < c->width; i++)
-            q[i] = to_int8(to_float(x[i]) * to_float(c->factors[i]) + to_float(c->shifts[i]));
-    }
+    for (int64_t row = first; row < last; row++)
+        quantize_static(c, c->x + row * c->stride, 0, c->q + row * c->width);
 }
 
 int KERNEL(quantize)(int64_t rows, int64_t width, int64_t stride, int64_t is_one, const elem_t *x,
@@ -72,8 +91,10 @@ enum {
 /* A product in int8 takes half the time of one in bf16 (matmul.c). */
 enum { PARALLEL_QUANT = 3 << 19 };
 
+enum { ITEM_COLUMNS = I8_WIDE * I8_COLUMNS };
+
 typedef struct {
-    int64_t tokens, stride, flags, chunks;
+    int64_t tokens, stride, flags, chunks, per_item; /* per_item: columns of an item */
     const int8_t *x;
     i8_matrix_t matrix;
     const void *scale, *bias;
@@ -82,84 +103,61 @@ typedef struct {
     void *y;
 } quant_t;
 
-/* A value is (sum + addend) * factor * the row's scale + shift. */
+/* Numbers of an item's columns, where they are not in float32 in memory. */
 typedef struct {
-    float factor[I8_COLUMNS], shift[I8_COLUMNS];
-    int32_t addend[I8_COLUMNS];
-} finish_t;
+    float factor[ITEM_COLUMNS], shift[ITEM_COLUMNS];
+} numbers_t;
 
-/* `count` numbers in float32. */
-static void load_numbers(const void *numbers, int64_t first, int64_t count, int is_bf16,
-                         float *out) {
-    if (!is_bf16) {
-        memcpy(out, (const float *)numbers + first, (size_t)count * sizeof(float));
-        return;
-    }
+/* `count` numbers in float32, in place or from bf16 in `space`. */
+static const float *load_numbers(const void *numbers, int64_t first, int64_t count, int is_bf16,
+                                 float *space) {
+    if (!is_bf16) return (const float *)numbers + first;
     const uint16_t *halves = (const uint16_t *)numbers + first;
     for (int64_t c = 0; c < count; c++) {
         union { uint32_t bits; float value; } number = {.bits = (uint32_t)halves[c] << 16};
-        out[c] = number.value;
+        space[c] = number.value;
     }
+    return space;
 }
 
-static void load_finish(const quant_t *p, int64_t column, int64_t columns, finish_t *f) {
-    if (p->flags & Q_ONE_SCALE) {
-        load_numbers(p->scale, 0, 1, p->flags & Q_BF16_SCALE, f->factor);
-        for (int c = 1; c < I8_COLUMNS; c++) f->factor[c] = f->factor[0];
-    } else {
-        load_numbers(p->scale, column, columns, p->flags & Q_BF16_SCALE, f->factor);
-    }
-    if (p->flags & Q_INT32_BIAS)
-        memcpy(f->addend, (const int32_t *)p->bias + column, (size_t)columns * sizeof(int32_t));
-    if (p->flags & (Q_F32_BIAS | Q_BF16_BIAS))
-        load_numbers(p->bias, column, columns, p->flags & Q_BF16_BIAS, f->shift);
-}
-
-ALWAYS_INLINE int32_t added(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
-
-ALWAYS_INLINE void narrow(const float values[I8_COLUMNS], elem_t *y) {
-#if GLM_AVX512 && defined(ELEM_BF16)
-    __m512 low = _mm512_loadu_ps(values), high = _mm512_loadu_ps(values + 16);
-    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-#else
-    for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
-#endif
-}
-
-static void store_row(const quant_t *p, const finish_t *f, int64_t row, int64_t column,
-                      int64_t columns, const int32_t *sums) {
+/* What becomes of the sums from a row and a column on. */
+static i8_finish_t open_finish(const quant_t *p, int64_t row, int64_t column, int64_t columns,
+                               numbers_t *space) {
     const int64_t at = row * p->matrix.outer + column;
-    if (p->flags & Q_SUMS) {
-        for (int64_t c = 0; c < columns; c++) ((int32_t *)p->y)[at + c] = added(sums[c], f->addend[c]);
-        return;
+    const int is_bf16 = p->flags & Q_BF16_SCALE, has_sums = p->flags & Q_SUMS;
+    i8_finish_t f = {.columns = columns, .y_stride = p->matrix.outer};
+    f.y = has_sums ? (void *)((int32_t *)p->y + at) : (void *)((elem_t *)p->y + at);
+    if (p->flags & Q_INT32_BIAS) f.addend = (const int32_t *)p->bias + column;
+    if (has_sums) return f;
+    if (p->flags & Q_ONE_SCALE) {
+        const float one = *load_numbers(p->scale, 0, 1, is_bf16, space->factor);
+        for (int c = 0; c < ITEM_COLUMNS; c++) space->factor[c] = one;
+        f.factor = space->factor;
+    } else {
+        f.factor = load_numbers(p->scale, column, columns, is_bf16, space->factor);
     }
-    const float scale = p->flags & Q_ROW_SCALES ? p->row_scales[row] : 1.0f;
-    float values[I8_COLUMNS];
-    for (int c = 0; c < I8_COLUMNS; c++)
-        values[c] = (float)added(sums[c], f->addend[c]) * f->factor[c] * scale + f->shift[c];
-    elem_t *y = (elem_t *)p->y + at;
-    if (columns == I8_COLUMNS)
-        narrow(values, y);
-    else
-        for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
+    if (p->flags & (Q_F32_BIAS | Q_BF16_BIAS))
+        f.shift = load_numbers(p->bias, column, columns, p->flags & Q_BF16_BIAS, space->shift);
+    if (p->flags & Q_ROW_SCALES) f.row_scale = p->row_scales + row;
+    return f;
 }
 
-/* Items are (strip, chunk of rows): neighbours share a strip. */
+/* Items are (columns, chunk of rows): neighbours share their columns. */
 static void multiply_quant(const void *context, int64_t first, int64_t last) {
     const quant_t *p = context;
-    int32_t sums[I8_CHUNK * I8_COLUMNS];
-    finish_t finish = {.addend = {0}};
-    /* Adding -0 changes no number, not even its sign. */
-    for (int c = 0; c < I8_COLUMNS; c++) finish.shift[c] = -0.0f;
+    numbers_t space;
     for (int64_t item = first; item < last; item++) {
-        const int64_t column = item / p->chunks * I8_COLUMNS, row = item % p->chunks * I8_CHUNK;
-        const int64_t rows = p->tokens - row < I8_CHUNK ? p->tokens - row : I8_CHUNK;
-        const int64_t left = p->matrix.outer - column;
-        const int64_t columns = left < I8_COLUMNS ? left : I8_COLUMNS;
-        load_finish(p, column, columns, &finish);
-        i8_sums(&p->matrix, column, rows, p->x + row * p->stride, p->stride, p->offsets + row, sums);
-        for (int64_t r = 0; r < rows; r++)
-            store_row(p, &finish, row + r, column, columns, sums + r * I8_COLUMNS);
+        const int64_t row = item % p->chunks * I8_CHUNK, left = p->tokens - row;
+        const int64_t rows = left < I8_CHUNK ? left : I8_CHUNK;
+        const int8_t *x = p->x + row * p->stride;
+        int64_t column = item / p->chunks * p->per_item, end = column + p->per_item, done;
+        for (end = end < p->matrix.outer ? end : p->matrix.outer; column < end; column += done) {
+            const i8_finish_t f = open_finish(p, row, column, end - column, &space);
+            done = rows > 1 ? 0 : i8_multiply_wide(&p->matrix, column, x, p->offsets[row], &f);
+            if (done) continue;
+            i8_multiply(&p->matrix, column, rows, x, p->stride, p->offsets + row, &f);
+            done = I8_COLUMNS;
+        }
     }
 }
 
@@ -178,11 +176,12 @@ int KERNEL(quant_matmul)(int64_t tokens, int64_t inner, int64_t outer, int64_t s
     quant_t p = {.tokens = tokens, .stride = stride, .flags = flags,
                  .chunks = (tokens + I8_CHUNK - 1) / I8_CHUNK, .x = x,
                  .matrix = i8_matrix(w, 0, inner, outer, 8, is_packed), .scale = scale,
-                 .bias = bias, .row_scales = row_scales, .y = y};
+                 .bias = bias, .row_scales = row_scales, .y = y,
+                 .per_item = tokens > 1 ? I8_COLUMNS : ITEM_COLUMNS};
     p.offsets = malloc((size_t)(tokens + 1) * sizeof(int32_t));
     if (!p.offsets) return NO_MEMORY;
     over_rows(tokens, inner, find_quant_offsets, &p);
-    int64_t items = (outer + I8_COLUMNS - 1) / I8_COLUMNS * p.chunks;
+    int64_t items = (outer + p.per_item - 1) / p.per_item * p.chunks;
     glm_run(items, tokens * inner * outer > PARALLEL_QUANT ? 1 : items, multiply_quant, &p);
     free(p.offsets);
     return OK;

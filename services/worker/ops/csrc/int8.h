@@ -9,21 +9,22 @@
  * Sums are exact integers, modulo 2^32 on the way: no result depends on the rows beside it, on
  * threads or on the instruction set.
  *
- * Use: `i8_check` a weight once per call; `i8_offset` once per row; `i8_sums` for each I8_COLUMNS
- * columns and up to I8_CHUNK rows of one matrix, then scale the sums.
+ * Use: `i8_check` a weight once per call; `i8_offset` once per row; `i8_multiply` for each I8_COLUMNS
+ * columns and up to I8_CHUNK rows of one matrix, which says what becomes of the sums (int8_finish.h).
  */
 #ifndef GLM_INT8_H
 #define GLM_INT8_H
 
+#include "int8_finish.h"
 #include "nz.h"
 #include "repeat.h"
 
 enum {
-    I8_COLUMNS = 32, /* columns of a tile */
     I8_STRIP = NZ_STRIP, /* byte columns of a packed strip */
-    I8_ROWS = 12,    /* rows whose sums fit the registers */
-    I8_CHUNK = 48,   /* rows that share a strip while it is in the cache */
-    I8_BLOCK = 256,  /* rows of a plain matrix that are packed at a time */
+    I8_ROWS = 12,        /* rows whose sums fit the registers */
+    I8_CHUNK = 48,       /* rows that share a strip while it is in the cache */
+    I8_BLOCK = 256,      /* rows of a plain matrix that are packed at a time */
+    I8_WIDE = 4,         /* strips that one row is multiplied with at a time */
 };
 
 typedef struct {
@@ -55,9 +56,19 @@ ALWAYS_INLINE i8_matrix_t i8_matrix(const void *tensor, int64_t index, int64_t i
 
 /* Where the sums of a row start, so that the shift of the weights drops out. */
 static int32_t i8_offset(const int8_t *x, int64_t inner, int bits) {
+#ifdef I8_VNNI
+    const __m512i ones = _mm512_set1_epi8(1);
+    __m512i totals = _mm512_setzero_si512();
+    for (int64_t k = 0; k < inner; k += 64) {
+        const __mmask64 mask = inner - k < 64 ? (1ull << (inner - k)) - 1ull : ~0ull;
+        totals = _mm512_dpbusd_epi32(totals, ones, _mm512_maskz_loadu_epi8(mask, x + k));
+    }
+    const int32_t total = _mm512_reduce_add_epi32(totals);
+#else
     int32_t total = 0;
 #pragma omp simd reduction(+ : total)
     for (int64_t k = 0; k < inner; k++) total += x[k];
+#endif
     return -total * (bits == 8 ? 128 : 8);
 }
 
@@ -68,11 +79,18 @@ ALWAYS_INLINE int32_t i8_quad(const int8_t *x) {
     return quad;
 }
 
-/* sums[row][c] += x[row] . w[c] for up to I8_COLUMNS columns c of a packed strip, of which 4 rows
- * are `step` bytes apart. */
-#define I8_ARGUMENTS \
-    const int8_t *x, int64_t stride, const uint8_t *w, int64_t step, int64_t columns, \
-        int64_t inner, int32_t *sums
+/* Some rows and where their sums come from and go to. */
+typedef struct {
+    int64_t row, stride, columns;
+    const int8_t *x;          /* row `row` */
+    const int32_t *offsets;   /* of all rows, where the sums start; NULL: they go on from `sums` */
+    int32_t *sums;            /* [all rows][I8_COLUMNS] */
+    const i8_finish_t *finish; /* NULL: sums go to `sums` */
+} i8_rows_t;
+
+/* x[row] . w[c] for up to I8_COLUMNS columns c of a packed strip, of which 4 rows are `step` bytes
+ * apart. */
+#define I8_ARGUMENTS const i8_rows_t *rows, const uint8_t *w, int64_t step, int64_t inner
 
 #include "int8_tile.h"
 
@@ -93,45 +111,81 @@ static void nz_pack(const uint8_t *plain, int64_t row_bytes, int64_t column, int
     }
 }
 
-static void i8_rows(int64_t rows, I8_ARGUMENTS, int bits) {
-    const int64_t tiles = (rows + I8_ROWS - 1) / I8_ROWS, whole = inner / 4 * 4;
-    for (int64_t tile = 0, row = 0; tile < tiles; tile++) {
-        int64_t count = (rows - row + tiles - tile - 1) / (tiles - tile);
-        i8_tile(count, x + row * stride, stride, w, step, columns, whole, sums + row * I8_COLUMNS,
-                bits);
-        if (inner > whole) {
-            int8_t rest[I8_ROWS * 4] = {0};
-            for (int64_t i = 0; i < count; i++)
-                memcpy(rest + 4 * i, x + (row + i) * stride + whole, (size_t)(inner - whole));
-            i8_tile(count, rest, 4, w + whole / 4 * step, step, columns, 4,
-                    sums + row * I8_COLUMNS, bits);
-        }
-        row += count;
+/* `inner` rows of a packed strip for all rows of `r`, in tiles of about the same number of them. */
+static void i8_strip(int64_t count, i8_rows_t r, const uint8_t *w, int64_t step, int64_t inner,
+                     int bits) {
+    const int64_t tiles = (count + I8_ROWS - 1) / I8_ROWS;
+    const int8_t *x = r.x;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t part = (count - r.row + tiles - tile - 1) / (tiles - tile);
+        r.x = x + r.row * r.stride;
+        i8_tile(part, &r, w, step, inner, bits);
+        r.row += part;
     }
 }
 
-/* Products of rows with up to I8_COLUMNS columns from `column` (a multiple of I8_COLUMNS) on.
+/* The same where `inner` may not be a multiple of 4. */
+static void i8_any_strip(int64_t count, i8_rows_t r, const uint8_t *w, int64_t step, int64_t inner,
+                         int bits) {
+    const int64_t whole = inner / 4 * 4, left = inner - whole;
+    i8_rows_t last = r;
+    if (left > 0) r.finish = NULL;
+    if (whole > 0 || left == 0) i8_strip(count, r, w, step, whole, bits);
+    if (left == 0) return;
+    int8_t rest[I8_CHUNK * 4] = {0};
+    for (int64_t row = 0; row < count; row++)
+        memcpy(rest + 4 * row, r.x + row * r.stride + whole, (size_t)left);
+    last.x = rest;
+    last.stride = 4;
+    if (whole > 0) last.offsets = NULL;
+    i8_strip(count, last, w + whole / 4 * step, step, 4, bits);
+}
+
+/* Products of up to I8_CHUNK rows with up to I8_COLUMNS columns from `column` on, a multiple of
+ * I8_COLUMNS.
  *
- * offsets: of each row. sums: [rows][I8_COLUMNS]; columns past the matrix hold nothing of use. */
-static void i8_sums(const i8_matrix_t *m, int64_t column, int64_t rows, const int8_t *x,
-                    int64_t stride, const int32_t *offsets, int32_t *sums) {
-    const int64_t columns = m->outer - column < I8_COLUMNS ? m->outer - column : I8_COLUMNS;
+ * offsets: of each row. finish: of these rows and columns. */
+static void i8_multiply(const i8_matrix_t *m, int64_t column, int64_t count, const int8_t *x,
+                        int64_t stride, const int32_t *offsets, const i8_finish_t *finish) {
     const int64_t row_bytes = m->outer * m->bits / 8, byte = column * m->bits / 8;
-    for (int64_t row = 0; row < rows; row++)
-        for (int c = 0; c < I8_COLUMNS; c++) sums[row * I8_COLUMNS + c] = offsets[row];
+    int32_t sums[I8_CHUNK * I8_COLUMNS];
+    i8_rows_t r = {.stride = stride, .x = x, .offsets = offsets, .sums = sums, .finish = finish};
+    r.columns = m->outer - column < I8_COLUMNS ? m->outer - column : I8_COLUMNS;
     if (m->is_packed) {
         int64_t strip = byte / I8_STRIP * I8_STRIP;
         int64_t step = 4 * (row_bytes - strip < I8_STRIP ? row_bytes - strip : I8_STRIP);
-        i8_rows(rows, x, stride, m->bytes + nz_bytes(m->inner, strip) + 4 * (byte - strip), step,
-                columns, m->inner, sums, m->bits);
+        const uint8_t *w = m->bytes + nz_bytes(m->inner, strip) + 4 * (byte - strip);
+        i8_any_strip(count, r, w, step, m->inner, m->bits);
         return;
     }
     uint8_t packed[I8_BLOCK * I8_STRIP];
-    for (int64_t k = 0; k < m->inner; k += I8_BLOCK) {
-        int64_t count = m->inner - k < I8_BLOCK ? m->inner - k : I8_BLOCK;
-        int64_t width = columns * m->bits / 8;
-        nz_pack(m->bytes, row_bytes, byte, width, k, count, packed);
-        i8_rows(rows, x + k, stride, packed, 4 * width, columns, count, sums, m->bits);
+    const int64_t width = r.columns * m->bits / 8;
+    int64_t k = 0;
+    do {
+        const int64_t left = m->inner - k, rows = left < I8_BLOCK ? left : I8_BLOCK;
+        r.finish = left > I8_BLOCK ? NULL : finish;
+        nz_pack(m->bytes, row_bytes, byte, width, k, rows, packed);
+        i8_any_strip(count, r, packed, 4 * width, rows, m->bits);
+        k += rows;
+        r.x += rows;
+        r.offsets = NULL;
+    } while (k < m->inner);
+}
+
+/* The columns from `column` on that one row is multiplied with at once, I8_WIDE strips of them or
+ * none; returns how many. */
+ALWAYS_INLINE int64_t i8_multiply_wide(const i8_matrix_t *m, int64_t column, const int8_t *x,
+                                       int32_t offset, const i8_finish_t *finish) {
+#ifdef I8_VNNI
+    const int64_t columns = I8_WIDE * I8_COLUMNS;
+    if (m->is_packed && m->bits == 8 && m->inner % 4 == 0 && column + columns <= m->outer) {
+        const int64_t strip = nz_bytes(m->inner, I8_STRIP);
+        i8_wide(x, m->bytes + nz_bytes(m->inner, column), strip, m->inner, offset, finish);
+        return columns;
     }
+#else
+    (void)m, (void)column, (void)x, (void)offset, (void)finish;
+#endif
+    return 0;
 }
 #endif

@@ -3,11 +3,7 @@
 #ifndef GLM_INT8_TILE_H
 #define GLM_INT8_TILE_H
 
-#if defined(__AVX512VNNI__) || defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#ifdef I8_VNNI
 /* Sums by the type of their lanes: gcc copies a __m512i back and forth in the loop of int4. */
 typedef int32_t i8_lanes_t __attribute__((vector_size(64)));
 
@@ -15,57 +11,82 @@ ALWAYS_INLINE i8_lanes_t i8_open(const int32_t *sums) {
     return (i8_lanes_t)_mm512_loadu_si512(sums);
 }
 
+ALWAYS_INLINE i8_lanes_t i8_all(int32_t number) { return (i8_lanes_t)_mm512_set1_epi32(number); }
+
+ALWAYS_INLINE i8_lanes_t i8_add(i8_lanes_t sums, __m512i weights, __m512i quad) {
+    return (i8_lanes_t)_mm512_dpbusd_epi32((__m512i)sums, weights, quad);
+}
+
 ALWAYS_INLINE i8_lanes_t i8_pick(__m512i which, i8_lanes_t a, i8_lanes_t b) {
     return (i8_lanes_t)_mm512_permutex2var_epi32((__m512i)a, which, (__m512i)b);
 }
 
+enum { I8_AHEAD = 4096 }; /* bytes between what is multiplied and asked for */
+
+/* Columns in order: a and b; as they are added up: low and high. */
+#define I8_DECLARE(r) i8_lanes_t a##r, b##r, low##r, high##r;
+#define I8_START(r) low##r = high##r = i8_all(offsets[r]);
 #define I8_OPEN(r) \
-    i8_lanes_t low##r = i8_open(sums + (r) * I8_COLUMNS); \
-    i8_lanes_t high##r = i8_open(sums + (r) * I8_COLUMNS + 16);
+    a##r = i8_open(sums + (r) * I8_COLUMNS); \
+    b##r = i8_open(sums + (r) * I8_COLUMNS + 16);
 #define I8_CLOSE(r) \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, (__m512i)low##r); \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, (__m512i)high##r);
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, (__m512i)a##r); \
+    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, (__m512i)b##r);
+#define I8_FINISH(r) i8_finish(&finish, rows->row + (r), (__m512i)a##r, (__m512i)b##r);
 #define I8_ADD(r) \
     { \
         __m512i quad = _mm512_set1_epi32(i8_quad(x + (r) * stride)); \
-        low##r = (i8_lanes_t)_mm512_dpbusd_epi32((__m512i)low##r, first, quad); \
-        high##r = (i8_lanes_t)_mm512_dpbusd_epi32((__m512i)high##r, second, quad); \
+        low##r = i8_add(low##r, first, quad); \
+        high##r = i8_add(high##r, second, quad); \
     }
 
 /* int8: 16 columns and 16 more. */
 #define I8_LOAD8 \
     __m512i first = _mm512_maskz_loadu_epi32((__mmask16)mask, w); \
     __m512i second = _mm512_maskz_loadu_epi32((__mmask16)(mask >> 16), w + 64);
+#define I8_TAKE8(r) low##r = a##r, high##r = b##r;
+#define I8_GIVE8(r) a##r = low##r, b##r = high##r;
 
-/* int4: 16 even columns and 16 odd ones, put in order at the end. */
+/* int4: 16 even columns and 16 odd ones. */
 #define I8_LOAD4 \
     __m512i both = _mm512_maskz_loadu_epi32((__mmask16)mask, w); \
     __m512i first = _mm512_and_si512(_mm512_xor_si512(both, shift), nibble); \
     __m512i second = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-#define I8_OPEN4(r) \
-    i8_lanes_t a##r = i8_open(sums + (r) * I8_COLUMNS); \
-    i8_lanes_t b##r = i8_open(sums + (r) * I8_COLUMNS + 16); \
-    i8_lanes_t low##r = i8_pick(even, a##r, b##r), high##r = i8_pick(odd, a##r, b##r);
-#define I8_CLOSE4(r) \
-    a##r = i8_pick(front, low##r, high##r), b##r = i8_pick(back, low##r, high##r); \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS, (__m512i)a##r); \
-    _mm512_storeu_si512(sums + (r) * I8_COLUMNS + 16, (__m512i)b##r);
+#define I8_TAKE4(r) low##r = i8_pick(even, a##r, b##r), high##r = i8_pick(odd, a##r, b##r);
+#define I8_GIVE4(r) a##r = i8_pick(front, low##r, high##r), b##r = i8_pick(back, low##r, high##r);
 
-#define I8_LOOP(n, load) \
-    for (const int8_t *end = x + inner; x < end; x += 4, w += step) { \
-        load \
+#define I8_BODY(n, bits) \
+    const int64_t stride = rows->stride; \
+    int32_t *const sums = rows->sums + rows->row * I8_COLUMNS; \
+    REPEAT_##n(I8_DECLARE) \
+    if (rows->offsets) { \
+        const int32_t *const offsets = rows->offsets + rows->row; \
+        REPEAT_##n(I8_START) \
+    } else { \
+        REPEAT_##n(I8_OPEN) \
+        REPEAT_##n(I8_TAKE##bits) \
+    } \
+    for (const int8_t *x = rows->x, *end = x + inner; x < end; x += 4, w += step) { \
+        I8_LOAD##bits \
+        __builtin_prefetch(w + I8_AHEAD); \
+        __builtin_prefetch(w + I8_AHEAD + 64); \
         REPEAT_##n(I8_ADD) \
+    } \
+    REPEAT_##n(I8_GIVE##bits) \
+    if (rows->finish) { \
+        const i8_finish_t finish = *rows->finish; \
+        REPEAT_##n(I8_FINISH) \
+    } else { \
+        REPEAT_##n(I8_CLOSE) \
     }
 
 #define I8_TILE(n) \
     static void i8_tile8_##n(I8_ARGUMENTS) { \
-        const uint32_t mask = columns < 32 ? (1u << columns) - 1u : ~0u; \
-        REPEAT_##n(I8_OPEN) \
-        I8_LOOP(n, I8_LOAD8) \
-        REPEAT_##n(I8_CLOSE) \
+        const uint32_t mask = i8_mask(rows->columns); \
+        I8_BODY(n, 8) \
     } \
     static void i8_tile4_##n(I8_ARGUMENTS) { \
-        const uint32_t mask = (1u << columns / 2) - 1u; \
+        const uint32_t mask = (1u << rows->columns / 2) - 1u; \
         const __m512i nibble = _mm512_set1_epi8(15), shift = _mm512_set1_epi8(8); \
         const __m512i even = \
             _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); \
@@ -73,9 +94,7 @@ ALWAYS_INLINE i8_lanes_t i8_pick(__m512i which, i8_lanes_t a, i8_lanes_t b) {
         const __m512i front = \
             _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23); \
         const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8)); \
-        REPEAT_##n(I8_OPEN4) \
-        I8_LOOP(n, I8_LOAD4) \
-        REPEAT_##n(I8_CLOSE4) \
+        I8_BODY(n, 4) \
     }
 
 I8_TILE(1)
@@ -95,12 +114,38 @@ I8_TILE(12)
     {NULL,    name##1, name##2, name##3, name##4,  name##5, name##6, \
      name##7, name##8, name##9, name##10, name##11, name##12}
 
-static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
+static void i8_tile(int64_t count, I8_ARGUMENTS, int bits) {
     static void (*const eight[I8_ROWS + 1])(I8_ARGUMENTS) = I8_NAMES(i8_tile8_);
     static void (*const four[I8_ROWS + 1])(I8_ARGUMENTS) = I8_NAMES(i8_tile4_);
-    (bits == 8 ? eight : four)[rows](x, stride, w, step, columns, inner, sums);
+    (bits == 8 ? eight : four)[count](rows, w, step, inner);
+}
+
+/* One row by I8_WIDE strips of int8, `strip` bytes apart: one strip's sums of a single row are too few
+ * to hide the latency of adding to them. */
+#define I8_WIDE_ADD(t) \
+    low##t = i8_add(low##t, _mm512_loadu_si512(w + (t) * strip), quad); \
+    high##t = i8_add(high##t, _mm512_loadu_si512(w + (t) * strip + 64), quad);
+#define I8_WIDE_START(t) i8_lanes_t low##t = i8_all(offset), high##t = low##t;
+#define I8_WIDE_FINISH(t) \
+    { \
+        const i8_finish_t part = i8_from_column(*finish, (t) * I8_COLUMNS); \
+        i8_finish(&part, 0, (__m512i)low##t, (__m512i)high##t); \
+    }
+
+static void i8_wide(const int8_t *x, const uint8_t *w, int64_t strip, int64_t inner, int32_t offset,
+                    const i8_finish_t *finish) {
+    REPEAT_4(I8_WIDE_START)
+    for (const int8_t *end = x + inner; x < end; x += 4, w += 4 * I8_STRIP) {
+        const __m512i quad = _mm512_set1_epi32(i8_quad(x));
+        REPEAT_4(I8_WIDE_ADD)
+    }
+    REPEAT_4(I8_WIDE_FINISH)
 }
 #else
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 enum { I8_STEPS = 16, I8_LIMIT = 4 * I8_STEPS };
 
 /* 4 weights of every column as float32, one plane of columns after the other; int4: the even columns
@@ -122,7 +167,8 @@ static void i8_unpack(const uint8_t *w, int64_t columns, int bits, float *planes
 
 /* At most I8_LIMIT values of a row in float32, which every compiler multiplies well: their sums of
  * products below 256 * 128 are whole numbers below 2^24, hence exact. */
-static void i8_plain(int64_t rows, I8_ARGUMENTS, int bits) {
+static void i8_plain(int64_t rows, const int8_t *x, int64_t stride, const uint8_t *w, int64_t step,
+                     int64_t columns, int64_t inner, int32_t *sums, int bits) {
     float planes[I8_LIMIT * I8_COLUMNS], values[I8_LIMIT];
     for (; inner > 0; inner -= I8_LIMIT, x += I8_LIMIT, w += I8_STEPS * step) {
         const int64_t count = inner < I8_LIMIT ? inner : I8_LIMIT;
@@ -222,15 +268,23 @@ static void i8_wide(int64_t rows, const int8_t *x, int64_t stride, const uint8_t
         i8_wide_1(x + row * stride, stride, w, step, inner, sums + row * I8_COLUMNS, bits);
 }
 
-static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
+static void i8_add(int64_t rows, const int8_t *x, int64_t stride, const uint8_t *w, int64_t step,
+                   int64_t columns, int64_t inner, int32_t *sums, int bits) {
     for (; columns >= I8_HALF; columns -= I8_HALF, sums += I8_HALF, w += I8_HALF * bits / 2)
         i8_wide(rows, x, stride, w, step, inner, sums, bits);
     if (columns > 0) i8_plain(rows, x, stride, w, step, columns, inner, sums, bits);
 }
 #else
-static void i8_tile(int64_t rows, I8_ARGUMENTS, int bits) {
-    i8_plain(rows, x, stride, w, step, columns, inner, sums, bits);
-}
+#define i8_add i8_plain
 #endif
+
+static void i8_tile(int64_t count, I8_ARGUMENTS, int bits) {
+    int32_t *const sums = rows->sums + rows->row * I8_COLUMNS;
+    for (int64_t row = 0; rows->offsets && row < count; row++)
+        for (int c = 0; c < I8_COLUMNS; c++)
+            sums[row * I8_COLUMNS + c] = rows->offsets[rows->row + row];
+    i8_add(count, rows->x, rows->stride, w, step, rows->columns, inner, sums, bits);
+    if (rows->finish) i8_finish_rows(rows->finish, rows->row, count, sums);
+}
 #endif
 #endif

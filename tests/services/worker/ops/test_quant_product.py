@@ -8,7 +8,8 @@ import torch
 from services.worker.ops import nz, quant, quant_product
 
 BF16, F32, INT32 = torch.bfloat16, torch.float32, torch.int32
-SIZES = [(192, 128), (1, 1), (37, 42), (600, 72), (128, 33)]
+# 300 columns: more strips than one row is multiplied with at a time, then a whole one and a part.
+SIZES = [(192, 128), (1, 1), (37, 42), (600, 72), (128, 33), (64, 300)]
 
 
 def random_int8(generator: torch.Generator, *shape: int) -> torch.Tensor:
