@@ -5,6 +5,7 @@ Its own address keeps drain and log level out of reach of inference clients.
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -66,8 +67,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         drain: Callable[[], None],
         settings: ProcessSettings,
         drain_replica: Callable[[int, bool], int] | None = None,
+        instance_id: str = "",
     ) -> None:
         """Keep where the answers come from."""
+        self._instance_id = instance_id or uuid.uuid4().hex
         self._service = service
         self._status_source = status_source
         self._drain = drain
@@ -93,6 +96,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 admin_pb2.Setting(name=name, value=value) for name, value in self._settings.items()
             ],
             num_tasks=len(asyncio.all_tasks()),
+            instance_id=self._instance_id,
             replicas=[
                 admin_pb2.ReplicaStatus(
                     replica=number,
@@ -143,6 +147,7 @@ async def start_admin(
     *,
     described: Sequence[str] = (),
     drain_replica: Callable[[int, bool], int] | None = None,
+    instance_id: str = "",
 ) -> Server:
     """Serve AdminService and reflection on `address`; the caller stops the server.
 
@@ -155,9 +160,12 @@ async def start_admin(
         described: Full names of the process's other services, for reflection.
         drain_replica: Called for DrainReplica with its number and whether it drains; returns what
             is live there. None where there are no replicas.
+        instance_id: Names this run where the service tells it elsewhere too; a new one otherwise.
     """
     server = build_server(address=address, max_receive_mib=MAX_RECEIVE_MIB)
-    servicer = AdminServicer(service, status_source, drain, settings, drain_replica)
+    servicer = AdminServicer(
+        service, status_source, drain, settings, drain_replica, instance_id=instance_id
+    )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     names = (_SERVICE_NAME, reflection.SERVICE_NAME, *described)
     reflection.enable_server_reflection(names, server)

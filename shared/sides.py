@@ -31,7 +31,7 @@ class Work:
     """What a service tells its sides about its work.
 
     `refuse_new` is idempotent; `num_live` counts what has not ended; `replicas` and `drain_replica`
-    are those of `admin.py`.
+    are those of `admin.py`, and so is `instance_id`.
     """
 
     num_live: Callable[[], int]
@@ -39,6 +39,7 @@ class Work:
     last_step_age_s: Callable[[], float | None] = lambda: None
     replicas: Callable[[], Sequence[ReplicaStatus]] = tuple
     drain_replica: Callable[[int, bool], int] | None = None
+    instance_id: str = ""
 
 
 def freeze_heap() -> None:
@@ -143,6 +144,7 @@ class ServiceSides:
                 settings,
                 described=(self._service_name, *self._further_services),
                 drain_replica=self._work.drain_replica,
+                instance_id=self._work.instance_id,
             )
             stack.push_async_callback(admin.stop, ADMIN_GRACE_S)
 

@@ -7,7 +7,7 @@ command without a traceback from its first moment on.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Final
 
@@ -26,6 +26,7 @@ usage: glm-mesh COMMAND [options]
   detokenizer   run this service alone
   scheduler     run this service alone
   worker        run this service alone
+  status        show the processes and replicas of a running mesh
   plan          size a deployment without weights or devices: what its memory goes to, what fits
   quantize      turn a float checkpoint into a quantized one
   version       print the version
@@ -46,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     # See above.
     from services.launcher.run_dir import SERVICES  # noqa: PLC0415
-    from services.launcher.up import run_up  # noqa: PLC0415
     from shared.errors import ConfigError  # noqa: PLC0415
 
     command = words[0] if words else ""
@@ -57,8 +57,8 @@ def _run(words: Sequence[str]) -> int:
         sys.stdout.write(f"glm-mesh {metadata.version('glm-mesh')}\n")
         return 0
     try:
-        if command == "up":
-            return run_up(words[1:])
+        if command in {"up", "status"}:
+            return _own(command)(words[1:])
         if command in SERVICES or command in TOOLS:
             become(TOOLS.get(command, command), words[1:])
     except ConfigError as error:
@@ -68,6 +68,17 @@ def _run(words: Sequence[str]) -> int:
         sys.stderr.write(f"glm-mesh: unknown command {command}\n")
     sys.stderr.write(USAGE)
     return EXIT_USAGE
+
+
+def _own(command: str) -> Callable[[Sequence[str]], int]:
+    """What runs in this process; imported only when it is asked for."""
+    if command == "status":
+        from services.launcher.status.command import run_status  # noqa: PLC0415
+
+        return run_status
+    from services.launcher.up import run_up  # noqa: PLC0415  # see above
+
+    return run_up
 
 
 def become(service: str, flags: Sequence[str]) -> None:

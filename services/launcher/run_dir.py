@@ -15,6 +15,8 @@ from shared.errors import ConfigError
 
 SERVICES: Final = ("worker", "scheduler", "detokenizer", "frontend")
 STATE_FILE: Final = "mesh.json"
+# Of directories that nobody named.
+RUN_DIR_PREFIX: Final = "glm-mesh-"
 _LONGEST_NAME: Final = "detokenizer-63.health.sock"
 
 
@@ -120,7 +122,7 @@ def make_run_directory(wanted: Path | None) -> RunDirectory:
     """
     try:
         if wanted is None:
-            path = Path(tempfile.mkdtemp(prefix="glm-mesh-", dir=_runtime_root()))
+            path = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX, dir=runtime_root()))
         else:
             path = wanted.absolute()
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def make_run_directory(wanted: Path | None) -> RunDirectory:
     return RunDirectory(path=path, is_kept=wanted is not None)
 
 
-def _runtime_root() -> str | None:
+def runtime_root() -> str | None:
     """The user's own runtime directory where there is one; else the temporary directory."""
     root = os.environ.get("XDG_RUNTIME_DIR", "")
     return root if root and os.access(root, os.W_OK) and len(root) < MAX_SOCKET_PATH_BYTES else None

@@ -38,6 +38,7 @@ class SchedulerService:
                 last_step_age_s=self._engine.last_step_age_s,
                 replicas=self._engine.replica_statuses,
                 drain_replica=self._engine.drain_replica,
+                instance_id=self._engine.instance_id,
             ),
             reason="no worker reached yet",
             further_services=(CACHE_SERVICE_NAME,),

@@ -61,6 +61,24 @@ async def test_status_shows_state_and_settings_without_secrets(channel: grpc.aio
     assert "hunter2" not in str(status)
 
 
+async def test_each_run_of_a_process_has_a_name_of_its_own(tmp_path: Path) -> None:
+    worker, names = Worker(), []
+    for given in ("", "", "told elsewhere too"):
+        address = f"unix:{tmp_path}/{len(names)}"
+        server = await start_admin(
+            *(address, "worker", worker.status, worker.drain, Settings(address="h:1")),
+            instance_id=given,
+        )
+        async with open_channel(address) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        await server.stop(0)
+        names.append(status.instance_id)
+    assert len(set(names)) == 3
+    assert all(names)
+    assert names[2] == "told elsewhere too"
+
+
 async def test_tasks_that_are_left_behind_are_counted(channel: grpc.aio.Channel) -> None:
     stub = admin_pb2_grpc.AdminServiceStub(channel)
     before = (await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)).num_tasks

@@ -13,7 +13,7 @@ def test_help_lists_the_commands(word: str, capsys: pytest.CaptureFixture[str]) 
     assert main([word]) == 0
     out = capsys.readouterr().out
     services = ("frontend", "detokenizer", "scheduler", "worker")
-    for command in ("up", *services, "plan", "quantize", "version"):
+    for command in ("up", *services, "status", "plan", "quantize", "version"):
         assert f"\n  {command} " in out
 
 
