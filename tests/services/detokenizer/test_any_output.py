@@ -25,7 +25,7 @@ from shared.endings import FinishReason
 from shared.sampling import TokenLogprobs
 from tests.services.detokenizer.frames import CONTEXT, SPECS, events, finished, submit
 from tests.services.detokenizer.test_machine import sequences
-from tests.services.detokenizer.words import EOS, VOCABULARY
+from tests.services.detokenizer.words import EOS, VOCABULARY, ids
 
 MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -308,6 +308,33 @@ def is_cut_call(event: dict[str, Any], stream: list[Any], body: dict[str, Any]) 
     """Whether an event belongs to the call at the end that was cut off."""
     starts = [e["index"] for e in stream if e["type"] == "content_block_start"]
     return len(starts) > len(body["content"]) and event.get("index") == starts[-1]
+
+
+CALLS = (
+    "R</think>Look.<tool_call>get_weather<arg_key>city</arg_key><arg_value>K\u00f6ln \U0001f327"
+    "</arg_value><arg_key>days</arg_key><arg_value>12</arg_value></tool_call>"
+    "<tool_call>now</tool_call>"
+)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_however_little_room_is_left_no_call_is_broken(is_stream: bool) -> None:
+    """Cut behind every token: a complete call or none, and always an honest length."""
+    tokens, kind = ids(CALLS), ObjectKind.CHAT_COMPLETION
+    found = set()
+    for room in range(len(tokens)):
+        output = Output((tuple(tokens[:room]),), FinishReason.LENGTH)
+        data = answer(kind, output, WHOLE, is_stream=is_stream, starts_in_reasoning=True)
+        if is_stream:
+            (*_, last, done) = events(data)
+            assert done == "[DONE]"
+            assert last["choices"][0]["finish_reason"] == "length"
+            continue
+        choice = json.loads(data)["choices"][0]
+        assert choice["finish_reason"] == "length"
+        check_calls(calls := calls_of(choice["message"]), {"get_weather", "now"})
+        found.add(len(calls))
+    assert is_stream or found == {0, 1}
 
 
 def test_every_part_of_a_call_is_among_the_outputs() -> None:
