@@ -68,6 +68,29 @@ def test_a_valid_surrogate_pair_is_one_character() -> None:
     assert decode(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ({"stop": ["a", "\udfff"]}, "stop[1]"),
+        ({"tools": [{"type": "function", "function": {"name": "\ud800"}}]},
+         "tools[0].function.name"),
+        ({"metadata": {"\ud800": "a"}}, "metadata"),
+        ({"structured_outputs": {"regex": "\ud800"}}, "structured_outputs.regex"),
+        ({"nobody_knows": {"it": ["\ud800"]}}, "nobody_knows.it[0]"),
+    ],
+)  # fmt: skip
+async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
+    lone: httpx.AsyncClient, fields: dict[str, Any], path: str
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], **fields})
+    headers = {"content-type": "application/json"}
+    response = await lone.post("/v1/chat/completions", content=body, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
+    assert error["param"] == path
+
+
 def test_the_last_of_two_equal_keys_counts() -> None:
     assert decode(b'{"a": 1, "a": 2}') == {"a": 2}
 

@@ -259,6 +259,62 @@ def test_continue_final_message_can_continue_reasoning() -> None:
     assert prompt.starts_in_reasoning
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "c"}
+QUESTION = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "12:00 in K\u00f6ln",
+        [{"type": "text", "text": "12:00 "}, {"type": "text", "text": "in K\u00f6ln"}],
+    ],
+)
+def test_the_text_of_a_tools_result_is_in_the_prompt_in_either_form(content: Any) -> None:
+    called = {"role": "assistant", "tool_calls": [CALL]}
+    prompt = render([QUESTION, called, {**RESULT, "content": content}])
+    assert "<tool_response>12:00 in K\u00f6ln</tool_response>" in prompt.text
+
+
+def test_an_assistant_without_text_renders_alike_however_that_is_said() -> None:
+    answers = ({}, {"content": None}, {"content": ""}, {"content": []})
+    prompts = [
+        render(
+            [
+                QUESTION,
+                {"role": "assistant", "tool_calls": [CALL], **answer},
+                {**RESULT, "content": "r"},
+            ]
+        )
+        for answer in answers
+    ]
+    assert len({prompt.text for prompt in prompts}) == 1
+    assert "<tool_call>f</tool_call>" in prompts[0].text
+    assert "None" not in prompts[0].text
+    assert "null" not in prompts[0].text
+
+
+def test_arguments_in_the_history_keep_their_order_and_letters() -> None:
+    function = {
+        "name": "f",
+        "arguments": '{"z": "\\u00fc \U0001f327", "a": {"y": 1, "b": "\u00e9"}}',
+    }
+    called = {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
+    prompt = render([QUESTION, called, {**RESULT, "content": "r"}])
+    assert (
+        "<tool_call>f<arg_key>z</arg_key><arg_value>\u00fc \U0001f327</arg_value>"
+        '<arg_key>a</arg_key><arg_value>{"y": 1, "b": "\u00e9"}</arg_value></tool_call>'
+    ) in prompt.text
+
+
+def test_all_system_messages_stand_where_they_were_said() -> None:
+    roles = ("system", "user", "developer", "system")
+    prompt = render([{"role": role, "content": f"text {i}"} for i, role in enumerate(roles)])
+    expected = "<|system|>text 0<|user|>text 1<|system|>text 2<|system|>text 3<|assistant|>"
+    assert expected in prompt.text
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
