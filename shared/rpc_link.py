@@ -80,6 +80,7 @@ class ConnectLink:
         self._outgoing = asyncio.Event()
         # Of the stream that is up, for unary calls beside it.
         self.channel: grpc.aio.Channel | None = None
+        self._call: grpc.aio.StreamStreamCall | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -89,6 +90,11 @@ class ConnectLink:
     def wake(self) -> None:
         """Something is ready to be sent."""
         self._outgoing.set()
+
+    def drop(self) -> None:
+        """Break the stream, if one is up; then try again."""
+        if self._call is not None:
+            self._call.cancel()
 
     def check_connected(self) -> None:
         """Raise UPSTREAM_LOST when nothing can be sent."""
@@ -125,7 +131,7 @@ class ConnectLink:
             try:
                 # A call on a channel that is not ready would wait inside gRPC, out of sight.
                 await asyncio.wait_for(channel.channel_ready(), RECONNECT_MAX_S)
-                call = self._open_call(channel)
+                self._call = call = self._open_call(channel)
                 await call.wait_for_connection()
                 was_connected = True
                 self._set_channel(channel)
@@ -133,7 +139,11 @@ class ConnectLink:
             except TimeoutError:
                 _logger.debug("%s is not there yet", self._peer, extra={"address": self._address})
             except grpc.aio.AioRpcError as error:
-                _logger.warning("%s lost", self._peer, extra={"code": error.code().name})
+                _logger.warning(
+                    "%s lost",
+                    self._peer,
+                    extra={"address": self._address, "code": error.code().name},
+                )
             except (ValueError, RequestError):
                 _logger.exception("%s broke the contract", self._peer)
             except asyncio.CancelledError:
@@ -144,6 +154,7 @@ class ConnectLink:
             finally:
                 if call is not None:
                     call.cancel()
+                self._call = None
                 self._set_channel(None)
         return was_connected
 

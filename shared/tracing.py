@@ -25,6 +25,9 @@ class Span(Protocol):
     def set(self, name: str, value: AttributeValue) -> None:
         """Add an attribute."""
 
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        """Note something that happens now."""
+
     def fail(self, reason: str) -> None:
         """Mark the span as failed."""
 
@@ -69,6 +72,9 @@ class PassingSpan:
     traceparent: str = ""
 
     def set(self, name: str, value: AttributeValue) -> None:
+        """Ignore."""
+
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
         """Ignore."""
 
     def fail(self, reason: str) -> None:

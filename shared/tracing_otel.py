@@ -106,6 +106,10 @@ class OtelSpan:
         """Add an attribute."""
         self._span.set_attribute(name, value)
 
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        """Note something that happens now."""
+        self._span.add_event(name, dict(attributes))
+
     def fail(self, reason: str) -> None:
         """Mark the span as failed."""
         self._span.set_status(trace.StatusCode.ERROR, reason)

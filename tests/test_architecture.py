@@ -22,6 +22,7 @@ PURE_MODULES = {
         *("calls", "chat", "completion", "choice", "response", "session", "usage"),
         *("ordered", "response_object", "response_events", "message_object", "message_events"),
         *("token_object", "presenters"),
+        *("placement", "credit", "summed_load", "journey"),
     ),
 }
 IMPURE = {"grpc", "asyncio", "torch", "socket", "threading", "time"}

@@ -9,7 +9,7 @@ from shared.errors import RequestError
 from shared.sampling import SequenceStats, TokenLogprobs
 
 
-class SequenceListener(Protocol):
+class TokenListener(Protocol):
     """Who wants to know about the sequences of one submit; `position` counts them."""
 
     def on_verdict(self, position: int, refusal: RequestError | None) -> None:
@@ -42,23 +42,37 @@ class SequenceListener(Protocol):
         """The listener itself has failed; its request ends."""
 
 
+class SequenceListener(TokenListener, Protocol):
+    """A request: it hears nothing of schedulers, but that one took over from another."""
+
+    def on_resumed(self, position: int, num_tokens: int) -> None:
+        """Its scheduler was lost, and one goes on behind the first `num_tokens` tokens."""
+
+
+class LossListener(TokenListener, Protocol):
+    """Who knows that a scheduler can be lost."""
+
+    def on_lost(self, position: int) -> None:
+        """The connection broke before the end: nothing more is heard of the sequence."""
+
+
 class Upstream(Protocol):
-    """The scheduler."""
+    """The schedulers, as one that is never lost for long."""
 
     def submit(self, submit: TokenSubmit, listener: SequenceListener) -> list[int]:
-        """Send a request; returns the stream id of each sequence.
+        """Send a request; returns a name for each sequence, never used again.
 
         Raises:
-            RequestError: UPSTREAM_LOST, while there is no connection.
+            RequestError: UPSTREAM_LOST, while there is no connection; or it cannot be sent.
         """
 
-    def abort(self, stream_id: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
-        """End a sequence; its end is still told, to nobody. Idempotent."""
+    def abort(self, name: int, reason: AbortReason, num_tokens_kept: int = 0) -> None:
+        """End a sequence; nothing more is told of it. Idempotent."""
 
     async def reset_cache(self) -> int:
-        """Ask the scheduler to share nothing that was computed so far; how many blocks that were.
+        """Ask all to share nothing that was computed so far; how many blocks that were.
 
         Raises:
-            RequestError: It cannot be reached.
+            RequestError: One of them cannot be reached.
         """
         ...

@@ -141,6 +141,12 @@ class Response:
             self._finish_if_complete()
             self.on_change()
 
+    def on_resumed(self, position: int, num_tokens: int) -> None:
+        """One sequence goes on, at another scheduler or at the one that was lost."""
+        facts = {"position": position, "num_tokens": num_tokens}
+        _logger.info("goes on after a loss", extra={"request_id": self.request_id, **facts})
+        self._span.event("resumed", facts)
+
     def on_fault(self, error: RequestError) -> None:
         """A bug of ours: this request ends."""
         self._fail(error, AbortReason.CANCELLED)

@@ -1,8 +1,8 @@
-"""The one connection to the scheduler: the sequences of all requests in one `Connect` stream.
+"""The one connection to a scheduler: the sequences of all requests in one `Connect` stream.
 
 Whatever is ready (submits, aborts) goes into one message. A message that comes in is handed out
 without a pause, so that everything one step produced leaves this service in one message, too. When
-the stream breaks, every sequence on it fails at once with UPSTREAM_LOST. Proto messages stop here.
+the stream breaks, every sequence on it is lost at once. Proto messages stop here.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import grpc.aio
 from protos.glm.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.detokenizer.faults import internal_error
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
-from services.detokenizer.ports import SequenceListener
+from services.detokenizer.ports import LossListener
 from shared import wire
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
@@ -37,14 +37,14 @@ Response: TypeAlias = scheduler_pb2.SchedulerServiceConnectResponse
 class _Sequence:
     """Who hears about a stream id; nobody once this side has ended it."""
 
-    listener: SequenceListener | None
+    listener: LossListener | None
     position: int
     request_id: str
     wants_logprobs: bool
 
 
 class SchedulerClient:
-    """An `Upstream`.
+    """A scheduler, as long as it is reached.
 
     Args:
         address: Where the scheduler listens.
@@ -73,6 +73,7 @@ class SchedulerClient:
         self._ids = StreamIds(lambda i: i in self._sequences)
         self._submits: SubmitQueue[scheduler_pb2.TokenSubmit] = SubmitQueue(MAX_SUBMIT_BYTES)
         self._aborts: list[scheduler_pb2.AbortSequence] = []
+        self.num_messages = 0
 
     @property
     def is_connected(self) -> bool:
@@ -88,7 +89,11 @@ class SchedulerClient:
         """Keep connected until cancelled."""
         await self._link.run()
 
-    def submit(self, submit: TokenSubmit, listener: SequenceListener) -> list[int]:
+    def drop(self) -> None:
+        """Give a scheduler up that does not answer; it is reached again when it does."""
+        self._link.drop()
+
+    def submit(self, submit: TokenSubmit, listener: LossListener) -> list[int]:
         """Send a request; `RequestError` when it cannot be sent."""
         self._link.check_connected()
         stream_ids = [self._ids.fresh() for _ in submit.sequences]
@@ -145,6 +150,7 @@ class SchedulerClient:
 
     def take_message(self, message: Response) -> None:
         """Hand out one message; tokens come before the ends of the same message."""
+        self.num_messages += 1
         for verdict in message.verdicts:
             self._take_verdict(verdict)
         if message.HasField("tokens"):
@@ -158,7 +164,7 @@ class SchedulerClient:
             self._on_load(wire.load_from_proto(message.load))
 
     def connection_changed(self, is_connected: bool) -> None:
-        """After a loss everything fails, and nothing of it is sent on the next stream."""
+        """After a loss everything is lost, and nothing of it is sent on the next stream."""
         lost: dict[int, _Sequence] = {}
         if not is_connected:
             lost, self._sequences = self._sequences, {}
@@ -167,7 +173,7 @@ class SchedulerClient:
         self._on_state(is_connected)
         for sequence in lost.values():
             if sequence.listener is not None:
-                sequence.listener.on_end(sequence.position, self._link.lost_error())
+                sequence.listener.on_lost(sequence.position)
 
     # ---- what comes in ----
 

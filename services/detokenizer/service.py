@@ -4,7 +4,7 @@ import asyncio
 
 from services.detokenizer.build import BuildContext, make_call_id
 from services.detokenizer.live import LiveRequests
-from services.detokenizer.scheduler_client import SchedulerClient
+from services.detokenizer.schedulers import Schedulers
 from services.detokenizer.server import SERVICE_NAME, DetokenizerServicer, DoorSettings
 from services.detokenizer.settings import DetokenizerSettings
 from shared.admin import software_version
@@ -30,14 +30,16 @@ class DetokenizerService:
             max_timeout_ms=int(settings.max_timeout_s * 1000),
             make_call_id=make_call_id,
         )
-        self._client = SchedulerClient(
+        self._schedulers = Schedulers(
             settings.scheduler_address,
-            on_state=self._show,
+            settings.placement_rules,
+            settings.resume_limits,
+            on_reach=self._show,
             on_load=self._relay,
         )
         self._servicer = DetokenizerServicer(
             context,
-            self._client,
+            self._schedulers,
             self._live,
             DoorSettings(limits=settings.reader_limits, peer_stall_s=settings.peer_stall_timeout_s),
         )
@@ -55,7 +57,7 @@ class DetokenizerService:
         await self._sides.serve(
             server,
             stop=stop,
-            beside=(self._client.run(), self._servicer.keep_ticking()),
+            beside=(self._schedulers.run(), self._servicer.keep_ticking()),
             fail_all=self._live.abort_all,
             drain_limit_s=self._settings.drain_timeout_s,
             flush_s=FLUSH_S,
@@ -68,8 +70,5 @@ class DetokenizerService:
     def _relay(self, load: LoadSnapshot) -> None:
         self._servicer.show_load(load)
 
-    def _show(self, is_connected: bool) -> None:
-        if not is_connected:
-            # Frontends would go on to believe the last snapshot of a scheduler that is gone.
-            self._servicer.show_load(LoadSnapshot())
-        self._sides.show("" if is_connected else "the scheduler cannot be reached")
+    def _show(self, is_reached: bool) -> None:
+        self._sides.show("" if is_reached else "no scheduler can be reached")

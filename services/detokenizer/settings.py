@@ -6,7 +6,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from services.detokenizer.delivery import ReaderLimits
-from shared.config import Address, ServiceSettings
+from services.detokenizer.placement import PlacementRules
+from services.detokenizer.schedulers import ResumeLimits
+from shared.config import Addresses, ServiceSettings
 
 
 class DetokenizerSettings(ServiceSettings):
@@ -14,7 +16,9 @@ class DetokenizerSettings(ServiceSettings):
 
     service: ClassVar[str] = "detokenizer"
 
-    scheduler_address: Address = Field(description="gRPC address of the scheduler.")
+    scheduler_address: Addresses = Field(
+        description="gRPC addresses of the schedulers, a,b or repeated; alike at every detokenizer."
+    )
     model: Path = Field(description="Checkpoint folder; its tokenizer.json is read.")
     max_timeout_s: float = Field(
         default=3600.0, gt=0, description="Time limit of requests that name none or a longer one."
@@ -33,6 +37,41 @@ class DetokenizerSettings(ServiceSettings):
     drain_timeout_s: float = Field(
         default=10.0, ge=0, description="For running requests to end after SIGTERM."
     )
+    placement_blocks: int = Field(
+        default=4,
+        ge=1,
+        description="Blocks at the start of prompts: those that share them go to one scheduler.",
+    )
+    placement_skew: float = Field(
+        default=1.25,
+        ge=1,
+        description="One with so many times the mean load is passed over all the same.",
+    )
+    resume_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Sequences of a lost scheduler wait so long for one to go on at; 0: they fail.",
+    )
+    max_resumptions: int = Field(
+        default=3, ge=0, description="Losses of one request that are made good."
+    )
+    silence_timeout_s: float = Field(
+        default=5.0, ge=1.5, description="A scheduler that says nothing for so long is lost."
+    )
+
+    @property
+    def placement_rules(self) -> PlacementRules:
+        """How a scheduler is chosen."""
+        return PlacementRules(num_blocks=self.placement_blocks, skew=self.placement_skew)
+
+    @property
+    def resume_limits(self) -> ResumeLimits:
+        """How much is done about lost schedulers."""
+        return ResumeLimits(
+            wait_s=self.resume_timeout_s,
+            max_losses=self.max_resumptions,
+            silence_s=self.silence_timeout_s,
+        )
 
     @property
     def reader_limits(self) -> ReaderLimits:

@@ -22,6 +22,7 @@ class Received:
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    events: list[tuple[str, dict[str, Any]]]
     is_error: bool
     start_ns: int
     end_ns: int
@@ -67,6 +68,10 @@ def _received(service: str, span: Any) -> Received:
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),
         attributes={item.key: _value(item.value) for item in span.attributes},
+        events=[
+            (event.name, {item.key: _value(item.value) for item in event.attributes})
+            for event in span.events
+        ],
         is_error=span.status.code == 2,
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,

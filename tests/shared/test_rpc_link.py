@@ -148,6 +148,18 @@ async def test_a_broken_contract_costs_the_stream_and_is_told_as_a_loss(address:
         assert echo.num_messages == 2
 
 
+async def test_a_stream_that_is_dropped_is_told_as_a_loss_and_opened_again(address: str) -> None:
+    async with serving(address) as echo, linked(address) as (link, owner):
+        link.drop()  # nothing is up yet
+        await until(lambda: link.is_connected)
+        link.drop()
+        await until(lambda: owner.states == [True, False, True])
+        owner.ready = [2]
+        link.wake()
+        await until(lambda: owner.got == [2])
+        assert echo.num_messages == 1
+
+
 async def test_the_channel_is_there_exactly_while_connected(address: str) -> None:
     async with linked(address) as (link, _):
         assert link.channel is None

@@ -66,6 +66,12 @@ def test_an_unsampled_caller_gets_no_spans_but_keeps_its_context(receiver: Recei
     assert "Submit" not in by_name(receiver, "marker")
 
 
+def test_what_happens_meanwhile_is_on_the_span(receiver: Receiver) -> None:
+    with tracing.start_span("Submit") as span:
+        span.event("resumed", {"num_tokens": 7})
+    assert by_name(receiver, "Submit")["Submit"].events == [("resumed", {"num_tokens": 7})]
+
+
 def test_a_span_ends_once_at_the_time_given(receiver: Receiver) -> None:
     span = tracing.start_span("prefill", start_ns=1_000)
     span.end(3_000)

@@ -124,10 +124,17 @@ class Mesh:
     channel: Any = None
     scheduler_server: Any = None
     task: Any = None
+    # A further scheduler, where the settings name one; nobody starts it but the test.
+    second: FakeScheduler = field(default_factory=FakeScheduler)
+    second_server: Any = None
+    schedulers: Any = None
 
     @property
     def scheduler_address(self) -> str:
         return f"unix:{self.folder}/s.sock"
+
+    async def start_second(self) -> None:
+        self.second_server = await serve_scheduler(self.second, f"unix:{self.folder}/s2.sock")
 
     def submit(
         self, text: str, *, num_sequences: int = 1, step: int = 1, **fields: Any
@@ -200,13 +207,17 @@ async def mesh(nano: Dialect, mesh_settings: dict[str, Any]) -> AsyncIterator[Me
         address=f"unix:{folder}/d.sock",
         health_address=f"unix:{folder}/h.sock",
         admin_address=f"unix:{folder}/a.sock",
-        scheduler_address=f"unix:{folder}/s.sock",
+        scheduler_address=[
+            f"unix:{folder}/{name}.sock" for name in mesh_settings.pop("schedulers", ["s"])
+        ],
         model=NANO,
         **{"drain_timeout_s": 1.0, **mesh_settings},
     )
     made = Mesh(folder, nano, FakeScheduler(), settings)
     await made.start_scheduler()
-    made.task = asyncio.create_task(DetokenizerService(settings).run(made.stop))
+    service = DetokenizerService(settings)
+    made.schedulers = service._schedulers
+    made.task = asyncio.create_task(service.run(made.stop))
     try:
         async with open_channel(settings.address) as channel:
             made.channel = channel
@@ -216,5 +227,7 @@ async def mesh(nano: Dialect, mesh_settings: dict[str, Any]) -> AsyncIterator[Me
     finally:
         made.stop.set()
         await asyncio.wait_for(made.task, LIMIT_S)
-        await made.scheduler_server.stop(0)
+        for server in (made.scheduler_server, made.second_server):
+            if server is not None:
+                await server.stop(0)
         shutil.rmtree(folder)

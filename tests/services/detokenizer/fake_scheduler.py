@@ -43,6 +43,8 @@ class FakeScheduler(
     running: dict[int, Running] = field(default_factory=dict)
     num_connections: int = 0
     num_resets: int = 0
+    # What it says of itself; one without a name of its run gives no signs of life.
+    load: dict[str, Any] = field(default_factory=dict)
     outgoing: Any = None
     context: Any = None
 
@@ -50,8 +52,8 @@ class FakeScheduler(
         self.num_connections += 1
         self.running.clear()
         self.outgoing, self.context = asyncio.Queue(), context
-        load = common_pb2.LoadSnapshot(num_running=7, max_model_len=100, is_worker_ready=True)
-        await context.write(Response(load=load))
+        told = {"num_running": 7, "max_model_len": 100, "is_worker_ready": True, **self.load}
+        await context.write(Response(load=common_pb2.LoadSnapshot(**told)))
         reader, stepper = (
             asyncio.create_task(self._read(context)),
             asyncio.create_task(self._step()),
@@ -99,6 +101,7 @@ class FakeScheduler(
                 script,
                 (list(sequence.replay.tokens_per_step) or [1])[0],
                 submit.sampling.eos_token_ids[0],
+                num_sent=len(sequence.output_token_ids) // 4,
                 has_logprobs=submit.sampling.HasField("num_logprobs"),
             )
             verdicts.append(scheduler_pb2.Verdict(stream_id=sequence.stream_id))

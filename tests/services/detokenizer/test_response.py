@@ -187,11 +187,15 @@ class FakeSpan:
 
     traceparent: str = "tp"
     attributes: dict[str, Any] = field(default_factory=dict)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     num_ends: int = 0
 
     def set(self, name: str, value: Any) -> None:
         self.attributes[name] = value
+
+    def event(self, name: str, attributes: Any) -> None:
+        self.events.append((name, attributes))
 
     def fail(self, reason: str) -> None:
         self.failures.append(reason)
@@ -222,6 +226,17 @@ def test_the_span_ends_once_with_the_counts() -> None:
     response.abort(RequestError(FailureReason.CANCELLED, "late"))
     assert (span.num_ends, span.failures) == (1, [])
     assert span.attributes == {"num_output_tokens": 2}
+
+
+def test_a_scheduler_that_took_over_is_on_the_span_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    response, span = traced()
+    response.on_resumed(0, 2)
+    assert span.events == [("resumed", {"position": 0, "num_tokens": 2})]
+    assert "goes on after a loss" in caplog.text
+    assert not response.is_over
 
 
 @pytest.mark.parametrize(

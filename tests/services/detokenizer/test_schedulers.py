@@ -1,0 +1,444 @@
+"""Several schedulers as one: requests are placed, and a lost scheduler costs nobody a token."""
+
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
+from shared.endings import AbortReason
+from shared.errors import FailureReason, RequestError
+from shared.sampling import SamplingSpec
+from shared.wire import pack_ids
+from tests.services.detokenizer.fake_client import Asker, Fleet
+
+MAX_TOKENS = 12
+ONE, MANY = [5], [5, 6, 7]
+
+
+def request(
+    seeds: list[int], *, prompt: list[int] | None = None, name: str = "r", **fields: Any
+) -> TokenSubmit:
+    return TokenSubmit(
+        request_id=name,
+        sequences=tuple(
+            SequenceSpec(index=i, prompt_token_ids=pack_ids(prompt or [1, 2, 3]), seed=seed)
+            for i, seed in enumerate(seeds)
+        ),
+        sampling=SamplingSpec(max_tokens=MAX_TOKENS),
+        **fields,
+    )
+
+
+def ask(fleet: Fleet, seeds: list[int], **fields: Any) -> tuple[Asker, list[int]]:
+    asker = Asker(seeds)
+    return asker, fleet.schedulers.submit(request(seeds, **fields), asker)
+
+
+def place_of(fleet: Fleet) -> int:
+    """The scheduler with the only request."""
+    (found,) = [n for n, c in enumerate(fleet.clients) if c.running or c.waiting]
+    return found
+
+
+def finish(fleet: Fleet) -> None:
+    for _ in range(40):
+        fleet.time += 0.25
+        fleet.step()
+    assert not fleet.num_live
+    assert not fleet.schedulers.num_waiting
+    for peer in fleet.schedulers.peers:
+        assert (peer.credit.num_sequences, peer.credit.num_tokens) == (0, 0)
+
+
+# -- placing ---------------------------------------------------------------------------------------
+
+
+def test_the_choices_of_a_request_stay_together_and_equal_starts_meet() -> None:
+    fleet = Fleet(3)
+    prompt = list(range(20))
+    for number in range(3):
+        ask(fleet, MANY, prompt=[*prompt, number], name=str(number))
+    assert sorted(len(client.submits) for client in fleet.clients) == [0, 0, 3]
+    assert all(len(s.sequences) == 3 for client in fleet.clients for s in client.submits)
+    finish(fleet)
+
+
+def test_a_burst_is_spread_before_any_snapshot_tells_of_it() -> None:
+    fleet = Fleet(2)
+    for number in range(40):
+        ask(fleet, ONE, prompt=[1] * 8, name=str(number))
+    counts = sorted(len(client.submits) for client in fleet.clients)
+    assert counts[0] >= 10, "1.25 times the mean, and four of 64 seats: 29 at most"
+    finish(fleet)
+
+
+@pytest.mark.parametrize("change", [{"is_worker_ready": False}, {"is_draining": True}])
+def test_one_that_cannot_serve_takes_nothing(change: dict[str, bool]) -> None:
+    fleet = Fleet(2)
+    fleet.tell(0, **change)
+    for number in range(8):
+        ask(fleet, ONE, prompt=[number] * 8, name=str(number))
+    assert [len(client.submits) for client in fleet.clients] == [0, 8]
+    finish(fleet)
+
+
+def test_where_none_is_ready_one_that_may_be_so_soon_is_asked() -> None:
+    fleet = Fleet(2)
+    fleet.tell(0, is_worker_ready=False)
+    fleet.tell(1, is_draining=True)
+    ask(fleet, ONE)
+    assert place_of(fleet) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_any_scheduler_a_request_is_refused_at_once(count: int) -> None:
+    fleet = Fleet(count)
+    for number in range(count):
+        fleet.lose(number)
+    with pytest.raises(RequestError, match=r"cannot be reached|none of 3") as caught:
+        ask(fleet, ONE)
+    assert caught.value.reason is FailureReason.UPSTREAM_LOST
+    assert caught.value.retry_after_ms
+    assert not fleet.num_live
+
+
+@pytest.mark.parametrize(
+    "reason", [FailureReason.QUEUE_FULL, FailureReason.DRAINING, FailureReason.UPSTREAM_LOST]
+)
+def test_a_refusal_that_is_about_the_scheduler_sends_the_request_to_the_next(
+    reason: FailureReason,
+) -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, MANY)
+    first = place_of(fleet)
+    fleet.clients[first].refusal = RequestError(reason, "not now")
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+    assert asker.resumed == [], "nothing was lost"
+
+
+def test_a_refusal_of_all_is_the_verdict() -> None:
+    fleet = Fleet(2)
+    for client in fleet.clients:
+        client.refusal = RequestError(FailureReason.QUEUE_FULL, "full", retry_after_ms=250)
+    asker, _ = ask(fleet, MANY)
+    finish(fleet)
+    (refusal,) = asker.verdicts.values()
+    assert refusal is not None
+    assert (refusal.reason, refusal.retry_after_ms) == (FailureReason.QUEUE_FULL, 250)
+    assert [len(client.submits) for client in fleet.clients] == [1, 1]
+
+
+def test_a_refusal_that_is_about_the_request_is_asked_nowhere_else() -> None:
+    fleet = Fleet(2)
+    for client in fleet.clients:
+        client.refusal = RequestError(FailureReason.INVALID_ARGUMENT, "bad", field="top_p")
+    asker, _ = ask(fleet, ONE)
+    finish(fleet)
+    assert asker.verdicts[0] is not None
+    assert asker.verdicts[0].field == "top_p"
+    assert sum(len(client.submits) for client in fleet.clients) == 1
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def test_what_ran_goes_on_elsewhere_behind_the_tokens_that_came() -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, MANY, timeout_ms=9_000, cache_salt="salt", tenant_id="t", priority=3)
+    first = place_of(fleet)
+    for _ in range(4):
+        fleet.step()
+    fleet.time = 2.0
+    fleet.lose(first)
+    fleet.step()
+    assert place_of(fleet) == 1 - first
+    (again,) = fleet.clients[1 - first].submits
+    assert [len(s.output_token_ids) // 4 for s in again.sequences] == [4, 4, 4]
+    assert [(s.index, s.seed) for s in again.sequences] == [(0, 5), (1, 6), (2, 7)]
+    assert again.request_id == "r~1", "its own id: an earlier leg may not have ended yet"
+    assert (again.timeout_ms, again.cache_salt, again.tenant_id, again.priority) == (
+        7_000,
+        "salt",
+        "t",
+        3,
+    )
+    assert asker.resumed == [(0, 4), (1, 4), (2, 4)]
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+    assert fleet.loads[-1].num_resubmissions_total == 3
+    assert fleet.loads[-1].num_scheduler_losses_total == 1
+    assert fleet.loads[-1].num_unresumed_total == 0
+
+
+def test_the_only_scheduler_is_waited_for() -> None:
+    fleet = Fleet(1)
+    asker, _ = ask(fleet, ONE)
+    fleet.step(3)
+    fleet.lose(0)
+    assert fleet.reached == [True, False]
+    fleet.step()
+    fleet.time = 4.0
+    fleet.start(0, is_worker_ready=False)
+    fleet.step()
+    assert fleet.schedulers.num_waiting == 1, "its worker is not there yet"
+    fleet.tell(0)
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+
+
+def test_what_was_not_admitted_yet_is_asked_elsewhere() -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, MANY)
+    fleet.lose(place_of(fleet))
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+    assert list(asker.verdicts.values()) == [None] * 3
+
+
+def test_only_what_has_not_ended_goes_on() -> None:
+    fleet = Fleet(2)
+    asker, names = ask(fleet, MANY)
+    first = place_of(fleet)
+    fleet.step(2)
+    fleet.schedulers.abort(names[1], AbortReason.STOP_STRING, 2)
+    assert fleet.clients[first].aborts == [(2, AbortReason.STOP_STRING, 2)]
+    fleet.lose(first)
+    fleet.step()
+    (again,) = fleet.clients[1 - first].submits
+    assert [s.index for s in again.sequences] == [0, 2]
+    finish(fleet)
+    assert set(asker.ends) == {0, 2}
+
+
+def test_a_scheduler_that_stops_hands_its_sequences_over() -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, MANY)
+    first = place_of(fleet)
+    fleet.step(2)
+    stopping = RequestError(FailureReason.DRAINING, "the scheduler is stopping")
+    fleet.clients[first].fail_all(stopping)
+    fleet.clients[first].refusal = stopping
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+    assert [len(client.submits) for client in fleet.clients] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "reason", [FailureReason.NUMERICAL_ERROR, FailureReason.UPSTREAM_LOST, FailureReason.INTERNAL]
+)
+def test_an_end_that_the_scheduler_gave_is_an_end(reason: FailureReason) -> None:
+    """Also where its workers died of the sequence: they would do so elsewhere."""
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, ONE)
+    fleet.step()
+    fleet.clients[place_of(fleet)].fail_all(RequestError(reason, "x"))
+    finish(fleet)
+    end = asker.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.reason is reason
+
+
+def test_an_abort_in_the_gap_is_heard() -> None:
+    fleet = Fleet(1)
+    asker, (name,) = ask(fleet, ONE)
+    fleet.step(2)
+    fleet.lose(0)
+    fleet.schedulers.abort(name, AbortReason.CANCELLED)
+    fleet.start(0)
+    finish(fleet)
+    assert asker.ends == {}
+    assert len(fleet.clients[0].submits) == 1
+
+
+def test_another_model_does_not_go_on_with_it() -> None:
+    fleet = Fleet(2, wait_s=5.0)
+    asker, _ = ask(fleet, ONE)
+    first = place_of(fleet)
+    fleet.tell(1 - first, model_digest="other")
+    fleet.step(2)
+    fleet.lose(first)
+    fleet.step()
+    assert not fleet.clients[1 - first].submits
+    fleet.time = 6.0
+    finish(fleet)
+    end = asker.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.reason is FailureReason.UPSTREAM_LOST
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "text"), [(0.0, "was lost$"), (3.0, "lost, and none took .* within 3 s$")]
+)
+def test_the_wait_for_a_scheduler_is_bounded(wait_s: float, text: str) -> None:
+    fleet = Fleet(1, wait_s=wait_s)
+    asker, _ = ask(fleet, MANY)
+    fleet.step()
+    fleet.lose(0)
+    fleet.time = 0.99 * wait_s
+    fleet.step()
+    assert bool(asker.ends) == (not wait_s)
+    fleet.time = wait_s
+    fleet.step()
+    (end,) = asker.ends.values()
+    assert isinstance(end, RequestError)
+    assert end.reason is FailureReason.UPSTREAM_LOST
+    assert end.retry_after_ms
+    assert re.search(text, end.message)
+    assert not fleet.num_live
+    assert fleet.loads[-1].num_unresumed_total == 3
+
+
+def test_the_number_of_losses_is_bounded() -> None:
+    fleet = Fleet(2, max_losses=2)
+    asker, _ = ask(fleet, ONE)
+    for _ in range(3):
+        fleet.step()
+        lost = place_of(fleet)
+        fleet.lose(lost)
+        fleet.start(lost)
+    fleet.step()
+    end = asker.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.message == "the scheduler was lost 3 times"
+    assert len(asker.tokens[0]) == 3
+    finish(fleet)
+
+
+def test_who_is_refused_by_all_asks_again_later_and_is_told_why_in_the_end() -> None:
+    fleet = Fleet(2, wait_s=10.0)
+    asker, _ = ask(fleet, ONE)
+    first = place_of(fleet)
+    fleet.step()
+    fleet.clients[1 - first].refusal = RequestError(FailureReason.QUEUE_FULL, "the queue is full")
+    fleet.lose(first)
+    for _ in range(102):
+        fleet.time += 0.1
+        fleet.step()
+    # After 0.1, 0.2, 0.4, ... seconds, and then every two.
+    assert 5 <= len(fleet.clients[1 - first].submits) <= 12
+    end = asker.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.message.endswith("within 10 s: the queue is full")
+
+
+def test_who_is_refused_at_first_goes_on_once_there_is_room() -> None:
+    fleet = Fleet(1)
+    asker, _ = ask(fleet, ONE)
+    fleet.step()
+    fleet.lose(0)
+    fleet.start(0)
+    fleet.clients[0].refusal = RequestError(FailureReason.QUEUE_FULL, "the queue is full")
+    fleet.step()
+    fleet.clients[0].refusal = None
+    fleet.time = 1.0
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+
+
+def test_deadlines_run_on_in_the_gap() -> None:
+    fleet = Fleet(1)
+    late, _ = ask(fleet, ONE, timeout_ms=2_000)
+    first, _ = ask(fleet, ONE, name="first", first_token_timeout_ms=1_000)
+    fleet.clients[0].answer()
+    fleet.lose(0)
+    fleet.time = 3.0
+    fleet.start(0)
+    fleet.step()
+    for asker, text in ((late, "the time limit is over"), (first, "no first token")):
+        end = asker.ends[0]
+        assert isinstance(end, RequestError)
+        assert end.reason is FailureReason.DEADLINE_EXCEEDED
+        assert end.message.startswith(text)
+    assert not fleet.num_live
+
+
+def test_a_bug_in_one_request_leaves_the_others_going_on() -> None:
+    fleet = Fleet(1)
+    bad, good = Asker(ONE), Asker(ONE)
+    submit = request(ONE)
+    fleet.schedulers.submit(submit, bad)
+    fleet.schedulers.submit(replace(submit, request_id="good"), good)
+    fleet.step()
+    fleet.lose(0)
+    journey = next(iter(fleet.schedulers._waiting))
+    journey.tracks[0].ids = None  # type: ignore[assignment]  # something that must not be
+    fleet.start(0)
+    finish(fleet)
+    good.check_whole(MAX_TOKENS)
+    end = bad.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.reason is FailureReason.INTERNAL
+
+
+async def test_a_reset_reaches_all_and_says_whom_it_did_not() -> None:
+    fleet = Fleet(2)
+    assert await fleet.schedulers.reset_cache() == 6
+    fleet.lose(1)
+    with pytest.raises(RequestError, match="cannot be reached"):
+        await fleet.schedulers.reset_cache()
+
+
+# -- any order of events ---------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 3))
+def test_whatever_is_lost_when_no_token_is_missing_and_none_comes_twice(
+    seed: int, count: int
+) -> None:
+    """Losses, returns, good-byes, refusals and aborts in any order; then the schedulers stay."""
+    rng = random.Random(seed)
+    fleet = Fleet(count, max_losses=1_000, wait_s=1_000.0)
+    asked: list[tuple[Asker, list[int], set[int]]] = []
+    for number in range(60):
+        event, where = rng.randrange(8), rng.randrange(count)
+        client = fleet.clients[where]
+        fleet.time += rng.random()
+        if event == 0 and fleet.schedulers.is_reached:
+            seeds = [rng.randrange(100) for _ in range(rng.randint(1, 3))]
+            prompt = [rng.randrange(3)] * rng.randint(1, 9)
+            asked.append((*ask(fleet, seeds, name=str(number), prompt=prompt), set()))
+        elif event == 1 and client.is_connected:
+            fleet.lose(where)
+        elif event == 2 and not client.is_connected:
+            fleet.start(where, is_worker_ready=rng.random() < 0.7)
+        elif event == 3 and client.is_connected:
+            fleet.tell(where, num_running=len(client.running))
+        elif event == 4 and client.is_connected:
+            client.fail_all(RequestError(FailureReason.DRAINING, "stopping"))
+        elif event == 5 and asked:
+            asker, names, aborted = rng.choice(asked)
+            position = rng.randrange(len(names))
+            if position not in asker.ends:
+                fleet.schedulers.abort(names[position], AbortReason.CANCELLED)
+                aborted.add(position)
+        elif event == 6:
+            full = RequestError(FailureReason.QUEUE_FULL, "full")
+            # What is new and refused by all ends: only what was lost meets refusals here.
+            specs = [spec for _, _, submit in client.waiting for spec in submit.sequences]
+            has_new = any(not spec.output_token_ids for spec in specs)
+            client.refusal = None if has_new or client.refusal else full
+            client.answer()
+            client.refusal = None
+        else:
+            fleet.step(rng.randint(1, 3))
+    for number, client in enumerate(fleet.clients):
+        if not client.is_connected:
+            fleet.start(number)
+        fleet.tell(number)
+    for _ in range(60):
+        fleet.time += 2.5
+        fleet.step()
+    assert not fleet.num_live
+    for asker, names, aborted in asked:
+        for position in range(len(names)):
+            if position in aborted:
+                assert position not in asker.ends
+            else:
+                assert isinstance(asker.ends[position], SequenceFinished), asker.ends[position]
+                assert len(asker.tokens[position]) == MAX_TOKENS
