@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from services.detokenizer.body import read_json_call
 from services.detokenizer.delta import ToolPiece
-from services.detokenizer.schema import ArgumentTypes, Types, escape, quote, to_json
+from services.detokenizer.schema import ArgumentTypes, escape, quote, to_json
+from shared.argument_types import Types
 from shared.glm.tokenizer import Vocabulary
 
 # No tool name is longer; a longer text behind <tool_call> is prose and is not held back.

@@ -10,36 +10,17 @@ An unusual schema never fails a request: what cannot be read counts as undeclare
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
+from shared.argument_types import Types, declared_properties, declared_types
 from shared.json_limits import is_portable
-from shared.json_pointer import resolve_pointer
 
-# In the order in which they are tried.
-_ORDER = ("null", "integer", "number", "boolean", "object", "array", "string")
-_NAMES = {
-    **{name: name for name in _ORDER},
-    "int": "integer",
-    "float": "number",
-    "double": "number",
-    "bool": "boolean",
-    "dict": "object",
-    "map": "object",
-    "list": "array",
-    "tuple": "array",
-    "str": "string",
-    "text": "string",
-    "none": "null",
-}
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,6}))?\Z")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 # Integral values up to here are written out (2.0 as 2, 1e3 as 1000), larger ones stay as written.
 _MAX_PLAIN_DIGITS = 16
-
-Types = tuple[str, ...]
 
 
 def quote(text: str) -> str:
@@ -58,7 +39,7 @@ class ArgumentTypes:
     def __init__(self, schema: Any) -> None:  # noqa: ANN401  (any JSON value)
         """Read a JSON Schema of the arguments object; anything else declares nothing."""
         self._root = schema
-        self._properties = _find_properties(schema)
+        self._properties = declared_properties(schema)
         self._known: dict[str, Types] = {}
 
     def of(self, key: str) -> Types | None:
@@ -67,8 +48,7 @@ class ArgumentTypes:
             return None
         types = self._known.get(key)
         if types is None:
-            found = _collect(self._properties[key], self._root)
-            types = tuple(name for name in _ORDER if name in found)
+            types = declared_types(self._properties[key], self._root)
             self._known[key] = types
         return None if types in ((), ("string",)) else types
 
@@ -143,76 +123,3 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text} is too large")
     return value
-
-
-def _find_properties(schema: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSON value)
-    """The properties of the arguments object, also behind $ref, allOf, anyOf and oneOf."""
-    found: dict[str, Any] = {}
-    for node in _reachable(schema, schema, lambda _: False):
-        properties = node.get("properties")
-        if isinstance(properties, Mapping):
-            for key, value in properties.items():
-                found.setdefault(str(key), value)
-    return found
-
-
-def _collect(schema: Any, root: Any) -> set[str]:  # noqa: ANN401  (any JSON value)
-    """Names of all types that a schema allows; empty when it says nothing."""
-    found: set[str] = set()
-    implied: set[str] = set()
-    for node in _reachable(schema, root, _is_decided):
-        if "type" in node:
-            named = node["type"] if isinstance(node["type"], list) else [node["type"]]
-            found |= {_NAMES.get(str(name).lower(), "string") for name in named}
-        elif isinstance(node.get("enum"), list):
-            found |= {_type_of(value) for value in node["enum"]}
-        elif "const" in node:
-            found.add(_type_of(node["const"]))
-        else:
-            implied |= _implied(node)
-    return found or implied
-
-
-def _is_decided(node: Mapping[str, Any]) -> bool:
-    return "type" in node or isinstance(node.get("enum"), list) or "const" in node
-
-
-def _reachable(
-    schema: Any,  # noqa: ANN401  (any JSON value)
-    root: Any,  # noqa: ANN401  (any JSON value)
-    is_leaf: Callable[[Mapping[str, Any]], bool],
-) -> Iterator[Mapping[str, Any]]:
-    """A schema and those it is made of by $ref, anyOf, oneOf and allOf; each once."""
-    pending, seen = [schema], set[int]()
-    for node in pending:  # grows while it runs
-        if not isinstance(node, Mapping) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        if is_leaf(node):
-            continue
-        if "$ref" in node:
-            pending.append(resolve_pointer(node["$ref"], root))
-        for name in ("anyOf", "oneOf", "allOf"):
-            branches = node.get(name)
-            pending.extend(branches if isinstance(branches, list) else [])
-
-
-def _implied(schema: Mapping[str, Any]) -> set[str]:
-    if "properties" in schema or "additionalProperties" in schema:
-        return {"object"}
-    return {"array"} if "items" in schema or "prefixItems" in schema else set()
-
-
-def _type_of(value: Any) -> str:  # noqa: ANN401  (any JSON value)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "object" if isinstance(value, Mapping) else "array"

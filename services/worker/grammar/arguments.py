@@ -1,21 +1,28 @@
-"""What a tool's schema says about its arguments, as far as a grammar of calls needs it.
-
-A value is raw text where a string is among its types, JSON elsewhere: the rule by which calls are
-read back (docs/output-machine.md).
-"""
+"""What a tool's schema says about its arguments, as far as a grammar of calls needs it."""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from services.worker.grammar.writer import refused
+from shared.argument_types import Types, declared_properties, declared_types
 from shared.constraint import CalledTool
 from shared.json_pointer import resolve_pointer
 
-_DEFINITIONS: Final = ("$defs", "definitions")
 _COMBINED: Final = ("anyOf", "oneOf", "allOf")
-_TYPES: Final = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
+# What the arguments as a whole would have to follow, and a grammar of single ones does not.
+_NOT_ENFORCED: Final = (
+    "not",
+    "if",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+    "patternProperties",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +32,8 @@ class Argument:
     name: str
     schema: Any
     is_required: bool
-    is_text: bool
-    """Whether it is written as raw text."""
-    literals: tuple[Any, ...]
-    """The only values it can have, if they are listed."""
-    facets: Mapping[str, Any]
-    """Keywords about the text, if it is one."""
+    types: Types
+    """As whoever reads the call understands its text; empty and `string` are raw text."""
     where: str
     """The tool and the argument, for errors."""
 
@@ -41,9 +44,9 @@ class Arguments:
 
     declared: tuple[Argument, ...] = ()
     takes_any: bool = False
-    """Whether it takes arguments without declaring any."""
-    definitions: Mapping[str, Any] = field(default_factory=dict)
-    """What references inside the schemas of values point to."""
+    """Whether it takes texts without declaring any."""
+    root: Any = True
+    """What references inside the schemas of values point into."""
 
 
 def read_arguments(tool: CalledTool) -> Arguments:
@@ -62,15 +65,22 @@ def read_arguments(tool: CalledTool) -> Arguments:
     if not isinstance(root, dict):
         raise refused(where, "the parameters must be a JSON Schema of an object")
     properties, required = _merged(root, tool, where)
+    as_read = declared_properties(root)
     declared = tuple(
-        _argument(name, schema, name in required, root, f"{where}, argument {name}")
+        Argument(
+            name=name,
+            schema=schema,
+            is_required=name in required,
+            types=declared_types(as_read[name], root),
+            where=f"{where}, argument {name}",
+        )
         for name, schema in properties.items()
+        if _can_be_written(name, tool, where)
     )
-    is_closed = tool.is_strict or root.get("additionalProperties") is False
     return Arguments(
         declared=declared,
-        takes_any=not declared and not is_closed,
-        definitions={name: root[name] for name in _DEFINITIONS if name in root},
+        takes_any=not properties and not tool.is_strict and _takes_texts(root),
+        root=root,
     )
 
 
@@ -80,15 +90,17 @@ def _merged(
     """Properties and required names, also behind `$ref` and `allOf`."""
     properties: dict[str, Any] = {}
     required: set[str] = set()
-    for node, is_certain in _objects(root, root):
-        if not is_certain and tool.is_strict:
-            raise refused(where, "strict parameters have no anyOf or oneOf at their top")
+    for node, is_certain in _objects(root):
+        if tool.is_strict:
+            _check_strict(node, is_certain=is_certain, where=where)
         given = node.get("properties", {})
         if not isinstance(given, dict):
             raise refused(where, "properties must be an object")
         for name, schema in given.items():
             if not isinstance(schema, dict | bool):
                 raise refused(where, f"the schema of argument {name} must be an object")
+            if name in properties and is_certain:
+                properties[name] = {"allOf": [properties[name], schema]}
             properties.setdefault(name, schema)
         if is_certain and isinstance(node.get("required"), list):
             required.update(str(name) for name in node["required"])
@@ -98,9 +110,34 @@ def _merged(
     return properties, frozenset(required)
 
 
-def _objects(node: Any, root: Any) -> Iterator[tuple[Mapping[str, Any], bool]]:  # noqa: ANN401  (any JSON value)
+def _check_strict(node: Mapping[str, Any], *, is_certain: bool, where: str) -> None:
+    if not is_certain:
+        raise refused(where, "strict parameters have no anyOf or oneOf at their top")
+    for name in _NOT_ENFORCED:
+        if name in node:
+            raise refused(where, f"{name} of strict parameters cannot be enforced")
+
+
+def _can_be_written(name: str, tool: CalledTool, where: str) -> bool:
+    """Whether a name is read back as it is: readers trim it, and an empty one is none."""
+    if name and name == name.strip():
+        return True
+    if tool.is_strict:
+        raise refused(where, f"the name of argument {name!r} is empty or has blanks around it")
+    return False
+
+
+def _takes_texts(root: Mapping[str, Any]) -> bool:
+    """Whether arguments that are not declared may be texts, which is how they are read back."""
+    others = root.get("additionalProperties", True)
+    if isinstance(others, dict):
+        return "string" in (declared_types(others, root) or ("string",))
+    return others is not False
+
+
+def _objects(root: Any) -> Iterator[tuple[Mapping[str, Any], bool]]:  # noqa: ANN401  (any JSON value)
     """The schemas that make up one, and whether every object must follow them; each once."""
-    pending, seen = [(node, True)], set[int]()
+    pending, seen = [(root, True)], set[int]()
     for each, is_certain in pending:  # grows while it runs
         if not isinstance(each, dict) or id(each) in seen:
             continue
@@ -112,51 +149,3 @@ def _objects(node: Any, root: Any) -> Iterator[tuple[Mapping[str, Any], bool]]: 
             branches = each.get(name)
             for branch in branches if isinstance(branches, list) else []:
                 pending.append((branch, is_certain and name == "allOf"))
-
-
-def _argument(
-    name: str,
-    schema: Any,  # noqa: ANN401  (any JSON value)
-    is_required: bool,
-    root: Mapping[str, Any],
-    where: str,
-) -> Argument:
-    nodes = [node for node, _ in _objects(schema, root)]
-    literals = _literals(nodes)
-    types = {found for node in nodes for found in _types(node)}
-    is_combined = any("anyOf" in node or "oneOf" in node for node in nodes)
-    return Argument(
-        name=name,
-        schema=schema,
-        is_required=is_required,
-        is_text=not types or "string" in types,
-        literals=() if is_combined else literals,
-        # Several branches may be texts of different kinds: then any text will do.
-        facets={} if is_combined or types - {"string"} else _facets(nodes),
-        where=where,
-    )
-
-
-def _literals(nodes: list[Mapping[str, Any]]) -> tuple[Any, ...]:
-    for node in nodes:
-        if "const" in node:
-            return (node["const"],)
-        listed = node.get("enum")
-        if isinstance(listed, list) and listed:
-            return tuple(listed)
-    return ()
-
-
-def _types(node: Mapping[str, Any]) -> set[str]:
-    if "type" in node:
-        named = node["type"] if isinstance(node["type"], list) else [node["type"]]
-        # Names that nobody knows are read back as text.
-        return {name if name in _TYPES else "string" for name in map(str, named)}
-    if "properties" in node or "additionalProperties" in node:
-        return {"object"}
-    return {"array"} if "items" in node or "prefixItems" in node else set()
-
-
-def _facets(nodes: list[Mapping[str, Any]]) -> dict[str, Any]:
-    names = ("pattern", "format", "minLength", "maxLength")
-    return {name: node[name] for node in nodes for name in names if name in node}

@@ -7,12 +7,10 @@ the schema, and required ones are there. A string is raw text and ends at its ta
 is JSON of its schema, as the reader of calls takes them apart.
 """
 
-import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from services.worker.grammar.arguments import Argument, Arguments, read_arguments
-from services.worker.grammar.string_values import string_terminal
+from services.worker.grammar.argument_values import ValueWriter
+from services.worker.grammar.arguments import read_arguments
 from services.worker.grammar.writer import ANY_TEXT, GrammarWriter, quoted, refused, token
 from shared.constraint import CalledTool, CallRules
 from shared.glm.tokens import ControlTokens
@@ -20,8 +18,6 @@ from shared.glm.tokens import ControlTokens
 _FIELD: Final = "calls"
 # Of arguments that a tool takes without declaring them.
 _ANY_KEY: Final = r"/[^\s<>]{1,64}/"
-# No layout: a value is one line of JSON, as the template writes it.
-_SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def add_calls(writer: GrammarWriter, rules: CallRules, control: ControlTokens) -> str:
@@ -53,10 +49,14 @@ class _CallWriter:
     def add(self) -> str:
         """The rule of the call, without its tags."""
         arguments = read_arguments(self._tool)
+        is_strict = self._tool.is_strict
+        values = ValueWriter(self._writer, arguments.root, is_strict=is_strict)
         parts = [quoted(self._tool.name)]
         for argument in arguments.declared:
-            each = self._argument(quoted(argument.name), self._value(argument, arguments))
-            parts.append(each if argument.is_required else f"{each}?")
+            value = values.add(argument)
+            if value is not None:
+                each = self._argument(quoted(argument.name), value)
+                parts.append(each if argument.is_required else f"{each}?")
         if arguments.takes_any:
             each = self._argument(self._writer.terminal(_ANY_KEY), self._writer.terminal(ANY_TEXT))
             parts.append(f"{each}*")
@@ -68,21 +68,3 @@ class _CallWriter:
             f"{token(control.arg_key)} {key} {token(control.end_arg_key)} "
             f"{token(control.arg_value)} {value} {token(control.end_arg_value)}"
         )
-
-    def _value(self, argument: Argument, arguments: Arguments) -> str:
-        if argument.literals:
-            return self._writer.rule(" | ".join(map(self._literal, argument.literals)))
-        if argument.is_text:
-            return self._writer.terminal(string_terminal(argument, is_strict=self._tool.is_strict))
-        return self._writer.schema(self._json_schema(argument.schema, arguments.definitions))
-
-    def _literal(self, value: Any) -> str:  # noqa: ANN401  (any JSON value)
-        """A value as the reader of calls reads it back."""
-        if isinstance(value, str):
-            return quoted(value)
-        return quoted(json.dumps(value, ensure_ascii=False))
-
-    def _json_schema(self, schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401  (any JSON value)
-        options = {"lenient": not self._tool.is_strict, **_SEPARATORS}
-        whole = {} if schema is True else dict(schema)
-        return {**definitions, **whole, "x-guidance": options}

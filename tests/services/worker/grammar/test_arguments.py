@@ -17,9 +17,9 @@ def read(schema: Any, *, is_strict: bool = False) -> Arguments:
 
 def test_arguments_come_in_the_order_of_the_schema_with_what_is_required() -> None:
     found = read({"properties": {"b": {}, "a": {"type": "integer"}}, "required": ["a"]})
-    assert [(a.name, a.is_required, a.is_text) for a in found.declared] == [
-        ("b", False, True),
-        ("a", True, False),
+    assert [(a.name, a.is_required, a.types) for a in found.declared] == [
+        ("b", False, ()),
+        ("a", True, ("integer",)),
     ]
     assert not found.takes_any
 
@@ -32,38 +32,50 @@ def test_a_tool_without_parameters_takes_none_and_an_open_object_takes_any() -> 
 
 
 @pytest.mark.parametrize(
-    ("schema", "is_text"),
+    ("others", "takes_any"),
     [
-        ({"type": "string"}, True),
-        ({}, True),
         (True, True),
-        ({"type": ["string", "null"]}, True),
-        ({"type": "unheard of"}, True),
-        ({"type": "integer"}, False),
-        ({"type": ["integer", "null"]}, False),
-        ({"properties": {"x": {}}}, False),
-        ({"items": {}}, False),
-        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, True),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, False),
-        ({"$ref": "#/$defs/n"}, False),
-        ({"$ref": "#/$defs/s"}, True),
-        ({"$ref": "#/$defs/me"}, True),
+        (False, False),
+        ({}, True),
+        ({"type": "string"}, True),
+        ({"type": "null"}, False),
     ],
 )
-def test_a_value_is_raw_text_where_a_string_is_among_its_types(schema: Any, is_text: bool) -> None:
-    definitions = {
-        "n": {"type": "number"},
-        "s": {"type": "string"},
-        "me": {"$ref": "#/$defs/me"},
+def test_arguments_that_are_not_declared_are_texts_or_none(others: Any, takes_any: bool) -> None:
+    """Whoever reads the call knows no type of them."""
+    assert read({"additionalProperties": others}).takes_any is takes_any
+
+
+def test_an_argument_is_of_the_types_that_its_reader_finds() -> None:
+    root = {
+        "properties": {"x": {"$ref": "#/$defs/n"}, "y": {"anyOf": [{"const": 1}, {}]}},
+        "$defs": {"n": {"type": ["string", "null"]}},
     }
-    found = read({"properties": {"x": schema}, "$defs": definitions})
-    assert found.declared[0].is_text is is_text
-    assert found.definitions == {"$defs": definitions}
+    found = read(root)
+    assert [a.types for a in found.declared] == [("null", "string"), ("integer",)]
+    assert found.root == root
 
 
-def test_listed_values_are_the_only_ones() -> None:
-    found = read({"properties": {"e": {"enum": ["a", 1]}, "c": {"const": None}}})
-    assert [a.literals for a in found.declared] == [("a", 1), (None,)]
+def test_an_argument_that_is_declared_twice_follows_both() -> None:
+    found = read(
+        {"properties": {"x": {"minimum": 1}}, "allOf": [{"properties": {"x": {"maximum": 2}}}]}
+    )
+    assert found.declared[0].schema == {"allOf": [{"minimum": 1}, {"maximum": 2}]}
+
+
+@pytest.mark.parametrize("name", ["", " a", "a\n"])
+def test_a_name_that_readers_would_trim_is_left_out_and_refused_when_strict(name: str) -> None:
+    assert read({"properties": {name: {}}}).declared == ()
+    with pytest.raises(RequestError, match="blanks around it"):
+        read({"properties": {name: {}}}, is_strict=True)
+
+
+@pytest.mark.parametrize("keyword", ["not", "if", "minProperties", "dependentRequired"])
+def test_what_holds_for_the_arguments_as_a_whole_is_refused_when_strict(keyword: str) -> None:
+    schema = {"properties": {"x": {}}, keyword: {}}
+    assert len(read(schema).declared) == 1
+    with pytest.raises(RequestError, match=f"{keyword} of strict parameters"):
+        read(schema, is_strict=True)
 
 
 def test_properties_behind_references_and_all_of_count() -> None:
