@@ -103,9 +103,12 @@ def build_commands(
         layout: Ranks of the worker; one if not given.
         num_frontends: HTTP processes on the port.
     """
-    layout = layout or Layout()
+    layout = layout or Layout(num_schedulers=settings.scheduler_count)
     chain = {
-        "scheduler": ("scheduler", _scheduler_flags(settings, run_dir, layout)),
+        **{
+            name: ("scheduler", _scheduler_flags(settings, run_dir, layout, number))
+            for number, name in enumerate(names_of("scheduler", settings.scheduler_count))
+        },
         **{
             name: ("detokenizer", _detokenizer_flags(settings, run_dir))
             for name in names_of("detokenizer", settings.detokenizer_count)
@@ -211,7 +214,7 @@ def _common_flags(
 
 def _worker_flags(settings: UpSettings, layout: Layout) -> list[object]:
     num_threads = settings.num_threads
-    if num_threads is None and layout.num_ranks > 1:
+    if num_threads is None and layout.num_processes > 1:
         num_threads = threads_per_rank(layout, num_cores())
     return [
         *("--worker-mode", settings.worker),
@@ -228,8 +231,11 @@ def _worker_flags(settings: UpSettings, layout: Layout) -> list[object]:
     ]
 
 
-def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory, layout: Layout) -> list[object]:
-    leaders = [run_dir.address(rank.name) for rank in layout.ranks() if rank.is_leader]
+def _scheduler_flags(
+    settings: UpSettings, run_dir: RunDirectory, layout: Layout, number: int
+) -> list[object]:
+    own = [rank for rank in layout.ranks() if rank.scheduler == number]
+    leaders = [run_dir.address(rank.name) for rank in own if rank.is_leader]
     return [
         *(["--enable-expert-parallel"] if layout.is_joint else []),
         *(word for address in leaders for word in ("--worker-address", address)),
@@ -242,8 +248,9 @@ def _scheduler_flags(settings: UpSettings, run_dir: RunDirectory, layout: Layout
 
 
 def _detokenizer_flags(settings: UpSettings, run_dir: RunDirectory) -> list[object]:
+    schedulers = names_of("scheduler", settings.scheduler_count)
     return [
-        *("--scheduler-address", run_dir.address("scheduler")),
+        *(w for name in schedulers for w in ("--scheduler-address", run_dir.address(name))),
         *("--model", settings.checkpoint),
     ]
 

@@ -31,8 +31,11 @@ class WorkerRank:
     number: int
     """Its place in the world."""
     replica: int
+    """Of its scheduler."""
     place: int
     """Its place in the replica; the first one leads."""
+    scheduler: int = 0
+    """The scheduler that drives it."""
 
     @property
     def is_leader(self) -> bool:
@@ -57,6 +60,8 @@ class Layout:
     """Layers of each stage; empty: as even as possible."""
     enable_dsa_cp: bool = False
     enable_flashcomm1: bool = False
+    num_schedulers: int = 1
+    """Each drives all of the above, for itself."""
 
     @property
     def replica_size(self) -> int:
@@ -65,8 +70,13 @@ class Layout:
 
     @property
     def num_ranks(self) -> int:
-        """Worker processes."""
+        """Worker processes of one scheduler."""
         return self.data_parallel_size * self.replica_size
+
+    @property
+    def num_processes(self) -> int:
+        """Worker processes of all."""
+        return self.num_schedulers * self.num_ranks
 
     @property
     def is_joint(self) -> bool:
@@ -80,14 +90,16 @@ class Layout:
 
     def ranks(self) -> Iterator[WorkerRank]:
         """All worker processes, leaders before those that they lead."""
-        for process in range(self.num_ranks):
+        for process in range(self.num_processes):
             world, number = divmod(process, self.world_size)
+            scheduler, own = divmod(process, self.num_ranks)
             yield WorkerRank(
                 name=f"worker.{process}" if process else "worker",
                 world=world,
                 number=number,
-                replica=process // self.replica_size,
-                place=process % self.replica_size,
+                replica=own // self.replica_size,
+                place=own % self.replica_size,
+                scheduler=scheduler,
             )
 
 
@@ -103,29 +115,30 @@ def check_fit(layout: Layout, *, device: str, visible_devices: str | None, num_c
     Raises:
         ConfigError: Naming the sizes and the bound.
     """
+    many = f"--scheduler-count {layout.num_schedulers} x " if layout.num_schedulers > 1 else ""
     sizes = (
-        f"--tensor-parallel-size {layout.tensor_parallel_size} x --pipeline-parallel-size "
+        f"{many}--tensor-parallel-size {layout.tensor_parallel_size} x --pipeline-parallel-size "
         f"{layout.pipeline_parallel_size} x --data-parallel-size {layout.data_parallel_size}"
     )
     if device == "cpu":
         most = max(MIN_MAX_RANKS, MAX_RANKS_PER_CORE * num_cores)
-        if layout.num_ranks > most:
+        if layout.num_processes > most:
             raise ConfigError(
-                f"{sizes}: {layout.num_ranks} ranks are more than {most}, the most for the "
+                f"{sizes}: {layout.num_processes} ranks are more than {most}, the most for the "
                 f"{num_cores} cores of this machine"
             )
     elif visible_devices is not None:
         devices = [part for part in visible_devices.split(",") if part.strip()]
-        if layout.num_ranks > len(devices):
+        if layout.num_processes > len(devices):
             raise ConfigError(
-                f"{sizes}: {layout.num_ranks} ranks are more than the {len(devices)} devices of "
-                f"ASCEND_RT_VISIBLE_DEVICES={visible_devices}"
+                f"{sizes}: {layout.num_processes} ranks are more than the {len(devices)} devices "
+                f"of ASCEND_RT_VISIBLE_DEVICES={visible_devices}"
             )
 
 
 def threads_per_rank(layout: Layout, num_cores: int) -> int:
     """Threads of one operator, so that ranks do not push each other off the cores."""
-    return max(1, num_cores // layout.num_ranks)
+    return max(1, num_cores // layout.num_processes)
 
 
 def rank_flags(layout: Layout, rank: WorkerRank, rendezvous: Path) -> list[object]:
@@ -162,9 +175,9 @@ def own_devices(layout: Layout, rank: WorkerRank, visible_devices: str | None) -
 
     Worlds of one machine number their ranks from 0 each, so each sees its own devices only.
     """
-    if layout.num_ranks == layout.world_size:
+    if layout.num_processes == layout.world_size:
         return visible_devices
-    devices = [str(number) for number in range(layout.num_ranks)]
+    devices = [str(number) for number in range(layout.num_processes)]
     if visible_devices is not None:
         devices = [part.strip() for part in visible_devices.split(",") if part.strip()]
     first = rank.world * layout.world_size

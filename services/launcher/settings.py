@@ -85,6 +85,13 @@ class UpSettings(ProcessSettings):
     num_threads: int | None = Field(
         default=None, ge=1, description="Threads of one operator in the worker."
     )
+    scheduler_count: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="Schedulers, each with workers of its own; detokenizers send a request to the "
+        "one that has the start of its prompt, within its share of the load.",
+    )
     detokenizer_count: int = Field(
         default=1,
         ge=1,

@@ -87,6 +87,7 @@ def _layout(left: Deployment) -> Layout:
         layer_partition=tuple(left.environment.VLLM_PP_LAYER_PARTITION or ()),
         enable_dsa_cp=flags.additional_config.enable_dsa_cp,
         enable_flashcomm1=flags.additional_config.enable_flashcomm1,
+        num_schedulers=left.settings.scheduler_count,
     )
 
 

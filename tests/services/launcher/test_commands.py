@@ -253,3 +253,33 @@ def test_several_frontends_share_port_numbers_and_kept_responses(tmp_path: Path)
                 if c.service.startswith("frontend"))  # fmt: skip
     assert "--reuse-port" not in alone.argv
     assert "PROMETHEUS_MULTIPROC_DIR" not in alone.environment
+
+
+def test_every_detokenizer_knows_every_scheduler_and_each_has_its_own_workers(
+    tmp_path: Path,
+) -> None:
+    layout = Layout(data_parallel_size=2, tensor_parallel_size=2, num_schedulers=2)
+    settings = UpSettings(model=tmp_path, scheduler_count=2, detokenizer_count=2)
+    found = commands(settings, Path("/r"), layout=layout)
+    assert list(found)[-5:] == [
+        *("scheduler", "scheduler-1", "detokenizer", "detokenizer-1", "frontend")
+    ]
+
+    def values_of(name: str, flag: str) -> list[str]:
+        words = found[name].argv
+        return [words[at + 1] for at, word in enumerate(words) if word == flag]
+
+    for name in ("detokenizer", "detokenizer-1"):
+        told = values_of(name, "--scheduler-address")
+        assert told == ["unix:/r/scheduler.sock", "unix:/r/scheduler-1.sock"]
+    leaders = [
+        ["unix:/r/worker.sock", "unix:/r/worker.2.sock"],
+        ["unix:/r/worker.4.sock", "unix:/r/worker.6.sock"],
+    ]
+    for name, own in zip(("scheduler", "scheduler-1"), leaders, strict=True):
+        assert values_of(name, "--worker-address") == own
+        assert found[name].unit == name
+        assert found[name].argv[3] == "services.scheduler"
+        assert values_of(name, "--admin-address") == [f"unix:/r/{name}.admin.sock"]
+    assert values_of("worker.7", "--rendezvous") == ["file:///r/world-3.meet"]
+    assert {len(values_of(f"worker.{n}", "--num-threads")) for n in range(1, 8)} == {1}

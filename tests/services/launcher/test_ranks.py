@@ -115,3 +115,24 @@ def test_worlds_that_number_their_ranks_alike_see_different_devices() -> None:
     assert own_devices(apart, list(apart.ranks())[2], None) == "2,3"
     alone = Layout(tensor_parallel_size=2)
     assert [own_devices(alone, rank, None) for rank in alone.ranks()] == [None, None]
+
+
+def test_each_scheduler_has_the_whole_layout_for_itself() -> None:
+    layout = Layout(data_parallel_size=2, enable_expert_parallel=True, num_schedulers=2)
+    ranks = list(layout.ranks())
+    assert [rank.scheduler for rank in ranks] == [0, 0, 1, 1]
+    assert [rank.replica for rank in ranks] == [0, 1, 0, 1]
+    assert [rank.world for rank in ranks] == [0, 0, 1, 1]
+    assert [rank.is_leader for rank in ranks] == [True] * 4
+    words = rank_flags(layout, ranks[3], Path("/m"))
+    assert words[-4:] == ["--data-parallel-size", 2, "--data-parallel-rank", 1]
+
+
+def test_schedulers_divide_cores_and_devices_among_their_workers() -> None:
+    layout = Layout(num_schedulers=4)
+    assert threads_per_rank(layout, 8) == 2
+    assert [own_devices(layout, rank, "4,5,6,7") for rank in layout.ranks()] == list("4567")
+    with pytest.raises(ConfigError, match=r"--scheduler-count 4 x .* 4 ranks are more than the 2"):
+        check_fit(layout, device="npu", visible_devices="4,5", num_cores=1)
+    with pytest.raises(ConfigError, match=r"--scheduler-count 5 x .* 5 ranks are more than 4"):
+        check_fit(Layout(num_schedulers=5), device="cpu", visible_devices=None, num_cores=1)

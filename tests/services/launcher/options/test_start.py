@@ -106,3 +106,15 @@ def test_stages_and_heads_that_the_model_has_not_are_refused_by_name() -> None:
         read_start(["-pp", "6"], {})
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3 with .*num_attention_heads"):
         read_start(["-tp", "3"], {})
+
+
+def test_schedulers_are_counted_where_workers_are() -> None:
+    start = read_start(["--scheduler-count", "2", "--data-parallel-size", "2"], {})
+    assert start.settings.scheduler_count == 2
+    assert start.layout.num_processes == 4
+    with pytest.raises(ConfigError, match=r"--scheduler-count 64 x .* 64 ranks are more than"):
+        read_start(
+            ["--scheduler-count", "64", "--device", "npu"], {"ASCEND_RT_VISIBLE_DEVICES": "0"}
+        )
+    with pytest.raises(ConfigError, match="--scheduler-count '0'"):
+        read_start(["--scheduler-count", "0"], {})
