@@ -74,7 +74,7 @@ test: setup-dev ## All tests, the whole mesh included
 test-e2e: setup-dev ## Only the tests that start the whole mesh
 	$(BIN)/pytest -q -m "e2e and not soak" $(ARGS)
 
-soak: setup-dev ## Long runs through the whole mesh: every layout, lost ranks, ten thousand cancels
+soak: setup-dev ## Long runs through the whole mesh: every layout, lost ranks, ten thousand cancels, bad clients
 	$(BIN)/pytest -v -m soak --timeout 3600 $(ARGS)
 
 test-npu-contract: ## Operators and decoder steps against the real torch_npu wheel (no NPU needed)
