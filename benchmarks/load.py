@@ -70,6 +70,7 @@ async def _run(spec: LoadSpec) -> dict[str, Any]:
         "error_statuses": sorted({a.status for a in answers if not a.num_tokens}),
         "first_error": next((a.failure for a in answers if a.failure), ""),
         "tokens": tokens,
+        "frames": sum(1 + len(a.gaps_s) for a in good),
         "tokens_per_s": round(tokens / wall, 1),
         "ttft_ms_p50": _percentile_ms(ttft, 0.5),
         "ttft_ms_p99": _percentile_ms(ttft, 0.99),

@@ -27,7 +27,7 @@ class Mesh:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time of each service so far, user and system."""
-        return {name: _cpu_seconds(pid) for name, pid in self.pids.items()}
+        return {name: cpu_seconds(pid) for name, pid in self.pids.items()}
 
 
 def free_port() -> int:
@@ -58,6 +58,47 @@ def running_mesh(*flags: str, timeout_s: float = 120.0) -> Iterator[Mesh]:
             process.wait()
 
 
+def listener_pid(port: int) -> int:
+    """The process that listens on a port; of several that share the socket the one that made it."""
+    sockets = _listening_sockets(port)
+    holders = {pid: parent for pid, parent in _parents().items() if sockets & _sockets_of(pid)}
+    makers = [pid for pid, parent in holders.items() if parent not in holders]
+    if len(makers) != 1:
+        raise RuntimeError(f"port {port}: {len(makers)} processes listen there")
+    return makers[0]
+
+
+def _listening_sockets(port: int) -> set[str]:
+    listen = "0A"  # TCP_LISTEN of the kernel
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == listen and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                found.add(f"socket:[{fields[9]}]")
+    return found
+
+
+def _sockets_of(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(entry.readlink()))
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                found[int(entry.name)] = int(stat.rsplit(")", 1)[1].split()[1])
+    return found
+
+
 def _wait_ready(process: "subprocess.Popen[bytes]", port: int, deadline: float) -> None:
     url = f"http://127.0.0.1:{port}/health"
     while time.perf_counter() < deadline:
@@ -76,21 +117,16 @@ def _wait_ready(process: "subprocess.Popen[bytes]", port: int, deadline: float) 
 
 def _service_pids(launcher: int) -> dict[str, int]:
     found: dict[str, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
+    for pid, parent in _parents().items():
+        if parent != launcher:
             continue
-        try:
-            stat = (entry / "stat").read_text()
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        parent = int(stat.rsplit(")", 1)[1].split()[1])
-        for name in SERVICES:
-            if parent == launcher and f"services.{name}".encode() in words:
-                found[name] = int(entry.name)
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found |= {name: pid for name in SERVICES if f"services.{name}".encode() in words}
     return found
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, user and system, all of its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
