@@ -24,8 +24,8 @@ class Chunks(Protocol):
     def opening(self, choice: Choice) -> bytes | None:
         """The `choices` entry that comes before all others of a choice."""
 
-    def entry(self, choice: Choice) -> bytes | None:
-        """The `choices` entry for what is new in a choice, None for nothing."""
+    def entries(self, choice: Choice) -> Sequence[bytes]:
+        """The `choices` entries for what is new in a choice, each for a chunk of its own."""
 
 
 class Presenter(Protocol):
@@ -84,8 +84,8 @@ class StreamPresenter:
         for choice in choices:
             if choice.index in self._ended:
                 continue
-            entry = self._chunks.entry(choice)
-            if entry is None:
+            entries = self._chunks.entries(choice)
+            if not entries:
                 continue
             if not self._is_open:
                 self._open(choices, frames)
@@ -93,7 +93,8 @@ class StreamPresenter:
             if choice.end is not None:
                 self._ended.add(choice.index)
                 tail = b"" if self._spec.include_usage else self._fingerprint
-            frames.append(self._frame(entry, tail, None))
+                frames += [self._frame(entry, b"", None) for entry in entries[:-1]]
+            frames.append(self._frame(entries[-1], tail, None))
         if len(self._ended) == len(choices) and not self._is_done:
             self._is_done = True
             self._close(frames)

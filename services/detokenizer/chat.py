@@ -16,6 +16,8 @@ from services.detokenizer.messages import OutputSpec
 CHUNK = "chat.completion.chunk"
 OBJECT = "chat.completion"
 _TEXT_ALONE = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
+_ENTRY = b'{"index":%d,"delta":{%b},"logprobs":%b%b,"token_ids":%b}'
+_NO_END = b',"finish_reason":null'
 
 
 class ChatChunks:
@@ -35,29 +37,32 @@ class ChatChunks:
             % (choice.index, encode(echo_of(self._spec, choice)))
         )
 
-    def entry(self, choice: Choice) -> bytes | None:
-        """One entry for everything new, the finish reason included."""
+    def entries(self, choice: Choice) -> tuple[bytes, ...]:
+        """One entry for everything new, the finish reason included.
+
+        But not beside a piece of a call: OpenAI's stream helper tells that a call is done when
+        something comes behind it, and nothing comes behind the reason.
+        """
         if self._is_text_alone and choice.end is None:  # what nearly every token is
             text = _delta_json(choice.text.take(), self._spec) if choice.text.delta else b""
-            return _TEXT_ALONE % (choice.index, text) if text else None
+            return (_TEXT_ALONE % (choice.index, text),) if text else ()
+        has_calls = bool(choice.text.delta.tools)
         delta = _delta_json(choice.text.take(), self._spec) if choice.text.delta else b""
         logprobs, ids = self._extras(choice)
         if not delta and choice.end is None and not choice.logprobs and not choice.token_ids:
-            return None
+            return ()
         choice.logprobs, choice.token_ids = [], []
-        end = b',"finish_reason":null'
-        if choice.end is not None:
-            end = b',"finish_reason":%b,"stop_reason":%b' % (
-                encode(choice.end.finish_reason),
-                encode(choice.end.stop_reason),
-            )
-        return b'{"index":%d,"delta":{%b},"logprobs":%b%b,"token_ids":%b}' % (
-            choice.index,
-            delta,
-            logprobs,
-            end,
-            ids,
+        index = choice.index
+        if choice.end is None:
+            return (_ENTRY % (index, delta, logprobs, _NO_END, ids),)
+        end = b',"finish_reason":%b,"stop_reason":%b' % (
+            encode(choice.end.finish_reason),
+            encode(choice.end.stop_reason),
         )
+        if delta and has_calls:
+            first = _ENTRY % (index, delta, logprobs, _NO_END, ids)
+            return first, _ENTRY % (index, b"", b"null", end, b"null")
+        return (_ENTRY % (index, delta, logprobs, end, ids),)
 
     def _extras(self, choice: Choice) -> tuple[bytes, bytes]:
         logprobs = b"null"

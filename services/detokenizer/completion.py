@@ -24,10 +24,10 @@ class CompletionChunks:
     def opening(self, choice: Choice) -> None:
         """Completions have no role to tell."""
 
-    def entry(self, choice: Choice) -> bytes | None:
+    def entries(self, choice: Choice) -> tuple[bytes, ...]:
         """One entry for everything new, the finish reason included."""
         if not (choice.text.delta or choice.end or choice.logprobs or choice.token_ids):
-            return None
+            return ()
         spec = self._spec
         text = self._echoes.pop(choice.index, "") + "".join(choice.text.take().content)
         logprobs = b"null"
@@ -42,7 +42,7 @@ class CompletionChunks:
         return (
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b'
             b',"prompt_token_ids":%b,"token_ids":%b}'
-            % (choice.index, encode(text), logprobs, reason, stop_reason, prompt_ids(choice), ids)
+            % (choice.index, encode(text), logprobs, reason, stop_reason, prompt_ids(choice), ids),
         )
 
 

@@ -24,11 +24,11 @@ class TokenChunks:
     def opening(self, choice: Choice) -> None:
         """Nothing comes before the first ids."""
 
-    def entry(self, choice: Choice) -> bytes | None:
+    def entries(self, choice: Choice) -> tuple[bytes, ...]:
         """One entry for everything new, the finish reason included."""
         if not (choice.token_ids or choice.text.delta or choice.end):
-            return None
-        return encode(_entry(self._spec, choice))
+            return ()
+        return (encode(_entry(self._spec, choice)),)
 
 
 def token_entry(spec: OutputSpec, choice: Choice) -> bytes:

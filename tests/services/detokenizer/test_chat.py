@@ -2,6 +2,8 @@ import json
 from typing import Any
 
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 
 from services.detokenizer.build import build_presenter, build_response
 from services.detokenizer.messages import ToolChoice
@@ -126,6 +128,24 @@ def test_the_first_piece_of_a_call_has_id_type_name_and_empty_arguments() -> Non
         "function": {"name": "get_weather", "arguments": ""},
     }
     assert pieces[1] == {"index": 0, "function": {"arguments": '{"city": "'}}
+
+
+@pytest.mark.parametrize("group", [1, 3, 1000])
+def test_the_reason_stands_behind_the_last_piece_of_a_call(group: int) -> None:
+    """By that OpenAI's stream helper knows that the call is done."""
+    stream = chat(f"Hi{CALL}<tool_call>now</tool_call>", is_stream=True, tools=SPECS, group=group)
+    *others, last = [event["choices"][0] for event in stream[:-1]]
+    assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
+    assert not any(entry["finish_reason"] for entry in others)
+    assert "tool_calls" in others[-1]["delta"]
+    state = ChatCompletionStreamState()
+    kinds = [
+        event.type
+        for chunk in stream[:-1]
+        for event in state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    ]
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    assert kinds.count("content.done") == 1
 
 
 def test_a_body_has_null_for_what_is_empty_and_no_empty_list_of_calls() -> None:
