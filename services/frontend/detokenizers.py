@@ -12,6 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from services.frontend.detokenizer_client import DetokenizerClient
@@ -33,6 +34,12 @@ from shared.sampling import LoadSnapshot
 _ELSEWHERE: Final = frozenset({FailureReason.DRAINING, FailureReason.UPSTREAM_LOST})
 # Those that may be over in a moment, for a request that had been taken already.
 _PASSING: Final = _ELSEWHERE | {FailureReason.QUEUE_FULL}
+# What each detokenizer counts of its own, beside what its schedulers tell it.
+_OWN_COUNTERS: Final = (
+    "num_scheduler_losses_total",
+    "num_resubmissions_total",
+    "num_unresumed_total",
+)
 
 _logger = get_logger(__name__)
 _Job: TypeAlias = Job[DetokenizerClient]
@@ -97,10 +104,17 @@ class Detokenizers:
 
     @property
     def load(self) -> LoadSnapshot:
-        """The latest snapshot that was relayed, of one whose chain serves where there is one."""
-        return max(
-            self.clients, key=lambda client: (client.load.is_worker_ready, client.load_at)
-        ).load
+        """What is known of the schedulers, by the first detokenizer whose chain serves.
+
+        All that serve say the same within a tenth of a second, but began to add up at other times:
+        counters must not go up and down between them. What they count themselves is added up here.
+        """
+        loads = [client.load for client in self.clients]
+        first = next((load for load in loads if load.is_worker_ready), None)
+        if first is None:
+            first = max(self.clients, key=lambda client: client.load_at).load
+        sums = {name: sum(getattr(load, name) for load in loads) for name in _OWN_COUNTERS}
+        return replace(first, **sums)
 
     async def run(self) -> None:
         """Keep connected until cancelled."""

@@ -68,6 +68,26 @@ _STEP_SERIES: Final = (
         "Time that making them took; while a device computes it costs nothing.",
         1e-6,
     ),
+    ("num_schedulers", "num_schedulers", "Schedulers that the detokenizers were told of.", 1),
+    ("num_reached_schedulers", "num_schedulers_reached", "Those of them that are there.", 1),
+    (
+        "num_scheduler_losses_total",
+        "scheduler_losses_total",
+        "Times that a detokenizer lost a scheduler.",
+        1,
+    ),
+    (
+        "num_resubmissions_total",
+        "sequence_resubmissions_total",
+        "Sequences of lost schedulers that were given to one again, with the tokens they had.",
+        1,
+    ),
+    (
+        "num_unresumed_total",
+        "unresumed_sequences_total",
+        "Sequences of lost schedulers that could not go on in time.",
+        1,
+    ),
 )
 
 # Field of `LoadSnapshot`, series, what it tells.

@@ -129,6 +129,27 @@ async def test_one_without_a_chain_behind_it_takes_nothing(fakes: list[FakeDetok
         assert pool.load.max_model_len == 8192
 
 
+async def test_counters_do_not_go_up_and_down_between_detokenizers(
+    fakes: list[FakeDetokenizer],
+) -> None:
+    """The second one began to add up later; each counts its own losses."""
+    async with connected(fakes) as pool:
+        counts = {"num_scheduler_losses_total": 2, "num_resubmissions_total": 5}
+        loads = [
+            common_pb2.LoadSnapshot(
+                is_worker_ready=True, num_steps_total=steps, num_unresumed_total=1, **counts
+            )
+            for steps in (100, 30)
+        ]
+        for fake, load in zip(fakes, loads, strict=True):
+            fake.say(load=load)
+        await until(lambda: pool.load.num_unresumed_total == 2)
+        fakes[1].say(load=loads[1])
+        assert pool.load.num_steps_total == 100
+        assert pool.load.num_scheduler_losses_total == 4
+        assert pool.load.num_resubmissions_total == 10
+
+
 async def test_without_any_a_request_is_refused_at_once(run_dir: Path) -> None:
     fake = FakeDetokenizer(f"unix:{run_dir}/none.sock")
     async with connected([fake]) as pool:
