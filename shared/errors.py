@@ -56,7 +56,7 @@ OUTCOMES: dict[FailureReason, Outcome] = {
     FailureReason.INVALID_ARGUMENT: Outcome("INVALID_ARGUMENT", 400, False),
     FailureReason.CONTEXT_LENGTH_EXCEEDED: Outcome("OUT_OF_RANGE", 400, False),
     FailureReason.KV_CAPACITY_EXCEEDED: Outcome("OUT_OF_RANGE", 400, False),
-    FailureReason.FEATURE_DISABLED: Outcome("FAILED_PRECONDITION", 400, False),
+    FailureReason.FEATURE_DISABLED: Outcome("FAILED_PRECONDITION", 409, False),
     FailureReason.QUEUE_FULL: Outcome("RESOURCE_EXHAUSTED", 429, True),
     FailureReason.DRAINING: Outcome("UNAVAILABLE", 503, True),
     FailureReason.UPSTREAM_LOST: Outcome("UNAVAILABLE", 503, True),

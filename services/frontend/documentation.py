@@ -50,6 +50,7 @@ _MEANINGS = {
     401: "No API key, or a wrong one.",
     404: "No such model.",
     408: "The body did not arrive in time.",
+    409: "An option that this deployment has switched off, or an id that is in use.",
     413: "The body is too large.",
     429: "Too many requests; `Retry-After` says when to come back.",
     500: "A fault of the server; the message holds an error id.",
@@ -75,7 +76,7 @@ def generation_docs(
     body: type[BaseModel], answer: type[BaseModel], *, error: type[BaseModel] = ErrorAnswer
 ) -> dict[str, Any]:
     """Description of an endpoint that generates."""
-    errors = error_docs(400, 401, 404, 408, 413, 429, 500, 503, 504, model=error)
+    errors = error_docs(400, 401, 404, 408, 409, 413, 429, 500, 503, 504, model=error)
     success = {
         "description": "JSON, or events with `stream: true`.",
         "content": {

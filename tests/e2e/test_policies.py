@@ -58,7 +58,7 @@ async def test_one_step_ahead_with_displacements_gives_the_same_text(
 def test_a_priority_is_refused_where_nobody_heeds_it(nano: Mesh) -> None:
     body = {"model": "glm-nano", "prompt": "a", "max_tokens": 1, "priority": 1}
     answer = httpx.post(f"{nano.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 400
+    assert answer.status_code == 409
     assert answer.json()["error"]["param"] == "priority"
 
 

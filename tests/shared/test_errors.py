@@ -27,6 +27,14 @@ def test_refusals_that_may_pass_later_are_retryable_and_bad_input_is_not() -> No
     assert not OUTCOMES[FailureReason.CONTEXT_LENGTH_EXCEEDED].is_retryable
 
 
+def test_a_feature_that_is_off_conflicts_with_the_deployment_and_is_no_bad_value() -> None:
+    # The one row of the contract's table: FAILED_PRECONDITION is 409, on every way out.
+    assert OUTCOMES[FailureReason.FEATURE_DISABLED].grpc_status == "FAILED_PRECONDITION"
+    assert OUTCOMES[FailureReason.FEATURE_DISABLED].http_status == 409
+    by_status = {outcome.grpc_status: outcome.http_status for outcome in OUTCOMES.values()}
+    assert all(by_status[o.grpc_status] == o.http_status for o in OUTCOMES.values())
+
+
 def test_a_request_error_keeps_its_facts() -> None:
     error = RequestError(FailureReason.QUEUE_FULL, "full", field="n", retry_after_ms=250)
     assert isinstance(error, GlmMeshError)

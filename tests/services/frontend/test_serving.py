@@ -29,7 +29,7 @@ def events_of(text: str) -> list[str]:
         (common_pb2.FAILURE_REASON_INVALID_ARGUMENT, 400, "invalid_value"),
         (common_pb2.FAILURE_REASON_INTERNAL, 500, "internal_error"),
         (common_pb2.FAILURE_REASON_DEADLINE_EXCEEDED, 504, "deadline_exceeded"),
-        (common_pb2.FAILURE_REASON_FEATURE_DISABLED, 400, "feature_disabled"),
+        (common_pb2.FAILURE_REASON_FEATURE_DISABLED, 409, "feature_disabled"),
         (common_pb2.FAILURE_REASON_SLOW_READER, 503, "slow_reader"),
         (common_pb2.FAILURE_REASON_ALREADY_EXISTS, 409, "already_exists"),
         (common_pb2.FAILURE_REASON_CANCELLED, 499, "cancelled"),
