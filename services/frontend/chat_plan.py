@@ -13,8 +13,9 @@ from services.frontend.conversation import (
     template_arguments,
 )
 from services.frontend.errors import invalid
-from services.frontend.fields import CHAT_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import CHAT_NOT_SERVED, CHAT_TOOL_NOT_SERVED
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT, Conversation
 from services.frontend.sampling import build_sampling, resolve_max_tokens
@@ -45,10 +46,20 @@ def unknown_in_chat(request: ChatRequest) -> list[str]:
     """The paths of unknown fields, but for those of messages and of a stream's options."""
     return [
         *sort_extra(request, CHAT_NOT_SERVED),
-        *unknown_in_parts(request, except_for=("messages", "stream_options")),
+        *unknown_in_parts(request, except_for=("messages", "stream_options", "tools")),
+        *unknown_in_tools(request),
         *unknown_in_format(request.response_format),
         *unknown_in_choice(request.tool_choice),
     ]
+
+
+def unknown_in_tools(request: ChatRequest) -> list[str]:
+    """The paths of unknown fields of tools."""
+    unknown: list[str] = []
+    for i, tool in enumerate(request.tools or ()):
+        unknown += sort_extra(tool, CHAT_TOOL_NOT_SERVED, f"tools[{i}].")
+        unknown += sort_extra(tool.function, CHAT_TOOL_NOT_SERVED, f"tools[{i}].function.")
+    return unknown
 
 
 async def plan_conversation(

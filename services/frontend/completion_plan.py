@@ -7,8 +7,9 @@ from typing import Final
 
 from services.frontend.bodies import Body
 from services.frontend.errors import context_exceeded, invalid
-from services.frontend.fields import COMPLETION_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import COMPLETION_NOT_SERVED
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.render import NO_LIMIT
 from services.frontend.sampling import build_sampling, resolve_max_tokens

@@ -11,7 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import MESSAGE_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_parts
+from services.frontend.not_served import MESSAGE_NOT_SERVED
 from services.frontend.schemas.chat import ChatMessage, ChatRequest, Tool
 from services.frontend.submission import DeclaredTool
 from services.frontend.validation import check_depth, quote

@@ -1,8 +1,8 @@
 """What becomes of body fields that no request model has: nothing is ignored silently.
 
-A field of OpenAI's or vLLM's API that we do not serve is a 400 that names it, unless its value asks
-for nothing (null, or the value that means "off"). A field nobody knows is served without, and named
-in the response header `x-unknown-fields`.
+A field of a known API that is not served (`not_served`) is a 400 that names it, unless its value
+asks for nothing (null, or the value that means "off"). A field nobody knows is served without, and
+named in the response header `x-unknown-fields`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,89 +17,6 @@ UNKNOWN_FIELDS_HEADER: Final = "x-unknown-fields"
 MAX_NAMES: Final = 16
 MAX_NAME_CHARS: Final = 48
 _NOT_BUILT: Final = "this version does not have it"
-
-# Name to the values that ask for nothing, besides null.
-_COMMON: Final[Mapping[str, tuple[object, ...]]] = {
-    "best_of": (1,),
-    "ec_transfer_params": (),
-    "guided_decoding_backend": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "logprob_token_ids": ([],),
-    "repetition_detection": (),
-    "stream_interval": (1,),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "watermarking": (),
-}
-CHAT_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    **_COMMON,
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "media_io_kwargs": (),
-    "mm_payload": (),
-    "mm_processor_kwargs": (),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "return_mm_kwargs": (False,),
-    "return_prompt_text": (False,),
-    "return_token_offsets": (False,),
-    "routed_experts_prompt_start": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-COMPLETION_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    **_COMMON,
-    "prompt_embeds": (),
-    "suffix": ("",),
-}
-SAMPLING_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    **_COMMON,
-    "prompt_logprobs": (),
-}
-RESPONSE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    **_COMMON,
-    "context_management": ([],),
-    "conversation": (),
-    "enable_response_messages": (False,),
-    "moderation": (),
-    "previous_input_messages": ([],),
-    "prompt": (),
-    "prompt_logprobs": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "service_tier": ("auto", "default"),
-}
-MESSAGES_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    **_COMMON,
-    "billing_policy": ({"type": "billing_policy", "bill_to": "self"},),
-    "compaction": (),
-    "container": (),
-    "inference_geo": (),
-    "mcp_servers": ([],),
-    "prompt_logprobs": (),
-    "service_tier": ("auto", "standard_only"),
-    "speed": ("standard",),
-}
-# What servers, ours too, put into assistant messages, and clients send back unchanged.
-MESSAGE_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-}
-STREAM_OPTIONS_NOT_SERVED: Final[Mapping[str, tuple[object, ...]]] = {
-    "include_obfuscation": (False,),
-}
 
 
 def sort_extra(

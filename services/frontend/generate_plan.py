@@ -8,8 +8,9 @@ from services.frontend.bodies import Body
 from services.frontend.chat_plan import prepare_chat, unknown_in_chat
 from services.frontend.completion_plan import prepare_completion, unknown_in_completion
 from services.frontend.errors import ApiError, context_exceeded, unsupported
-from services.frontend.fields import SAMPLING_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import GENERATE_NOT_SERVED, SAMPLING_NOT_SERVED
 from services.frontend.planning import check_common, output_of, submission_of
 from services.frontend.sampling import build_sampling, resolve_max_tokens
 from services.frontend.schemas.chat import ChatRequest
@@ -18,7 +19,7 @@ from services.frontend.schemas.fields import GenerationFields, RequestFields, Sa
 from services.frontend.schemas.generate import GenerateRequest, SamplingParams
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
-from services.frontend.text_formats import text_format_of
+from services.frontend.text_formats import text_format_of, unknown_in_format
 from services.frontend.token_limits import with_thinking_budget
 from services.frontend.validation import parse
 from services.frontend.visit import Visit
@@ -36,9 +37,7 @@ _PASSED: Final = ("stream", "stream_options", "cache_salt", "priority", "request
 async def plan_tokens(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     """The whole way from a body to a submission."""
     request = parse(GenerateRequest, body.value)
-    unknown = sort_extra(request, {})
-    unknown += sort_extra(request.sampling_params, SAMPLING_NOT_SERVED, "sampling_params.")
-    unknown += unknown_in_parts(request, except_for=("sampling_params", "stream_options"))
+    unknown = _unknown(request)
     params = request.sampling_params or SamplingParams.model_validate({})
     given = {name: value for name, value in params if name in GenerationFields.model_fields}
     own = {name: getattr(request, name) for name in ("model", "replay", *_PASSED)}
@@ -91,6 +90,8 @@ async def render_chat(
     """A chat body as the generate request that answers it, and the paths of unknown fields."""
     request = parse(ChatRequest, body.value)
     unknown = unknown_in_chat(request)
+    if request.echo:
+        raise unsupported("echo", "a rendered request has no output to put the message before")
     prepared = await prepare_chat(gateway, request, body, visit)
     constraint = prepared.sampling.constraint
     if constraint is not None and constraint.calls is not None:
@@ -112,6 +113,8 @@ async def render_completion(
     """A completions body as generate requests, one per prompt, and the paths of unknown fields."""
     request = parse(CompletionRequest, body.value)
     unknown = unknown_in_completion(request)
+    if request.echo:
+        raise unsupported("echo", "a rendered request has no output to put the prompt before")
     prepared = await prepare_completion(gateway, request, visit)
     rendered = []
     for ids in prepared.prompts:
@@ -121,6 +124,17 @@ async def render_completion(
             made["sampling_params"]["logprobs"] = request.logprobs
         rendered.append(made)
     return rendered, unknown + prepared.unknown_fields
+
+
+def _unknown(request: GenerateRequest) -> list[str]:
+    """The paths of unknown fields, but for those of a stream's options."""
+    unknown = sort_extra(request, GENERATE_NOT_SERVED)
+    unknown += unknown_in_parts(request, except_for=("sampling_params", "stream_options"))
+    params, where = request.sampling_params, "sampling_params."
+    if params is not None:
+        unknown += sort_extra(params, SAMPLING_NOT_SERVED, where) + unknown_in_parts(params, where)
+        unknown += [where + path for path in unknown_in_format(params.response_format)]
+    return unknown
 
 
 def _prompt(gateway: Gateway, request: GenerateRequest) -> RenderedPrompt:

@@ -9,13 +9,20 @@ from pydantic import BaseModel
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import conversation_of, plan_conversation
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import MESSAGES_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.framing import MessageFraming
 from services.frontend.gateway import Gateway
 from services.frontend.message_turns import check_block_types, messages_of
+from services.frontend.not_served import (
+    MESSAGES_NOT_SERVED,
+    MESSAGES_THINKING_NOT_SERVED,
+    MESSAGES_TOOL_NOT_SERVED,
+    OUTPUT_CONFIG_NOT_SERVED,
+    Table,
+)
 from services.frontend.render import NO_LIMIT
 from services.frontend.response_items import ChatMessages, renamed
-from services.frontend.response_plan import response_format_of
+from services.frontend.response_plan import response_format_of, unknown_in_flat_format
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.fields import RequestFields
 from services.frontend.schemas.messages import (
@@ -46,10 +53,6 @@ _BLOCK_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
 }
 # Parts that `_check` looks into.
 _SORTED: Final = ("messages", "output_config", "thinking", "tool_choice", "tools")
-_TOOL_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
-    "allowed_callers": (["direct"], []),
-    "eager_input_streaming": (True, False),  # arguments are streamed as they come
-}
 
 
 async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
@@ -57,9 +60,7 @@ async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     _refuse_thread(body.value)
     check_block_types(body.value.get("messages"))
     request = parse(MessagesRequest, body.value)
-    unknown = sort_extra(request, {**MESSAGES_NOT_SERVED, "cache_control": _cache_hints(body)})
-    unknown += _check(request)
-    unknown += unknown_in_parts(request, except_for=_SORTED)
+    unknown = _check(request, body)
     raw, chat, left_out = _chat_body(request, body.value)
     raw["max_completion_tokens"] = request.max_tokens
     try:
@@ -81,39 +82,43 @@ async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     )
 
 
-async def count_tokens(gateway: Gateway, body: Body) -> int:
-    """How many tokens a conversation has, as the model would see it."""
+async def count_tokens(gateway: Gateway, body: Body) -> tuple[int, list[str]]:
+    """How many tokens a conversation has, as the model would see it; paths of unknown fields."""
+    _refuse_thread(body.value)
     check_block_types(body.value.get("messages"))
     request = parse(CountTokensRequest, body.value)
     gateway.check_model(request.model)
-    _check(request)
-    raw, chat, _ = _chat_body(request, body.value)
+    unknown = _check(request, body)
+    raw, chat, left_out = _chat_body(request, body.value)
     try:
         parsed = parse(ChatRequest, raw)
         tool_rules_of(parsed, has_parser=True)
-        conversation, _ = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
+        conversation, inside = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
     except ApiError as error:
         raise renamed(error, chat.origins, _NAMES) from None
     prompt = await gateway.renderer.render_chat(
         conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
     )
-    return len(prompt.token_ids)
+    return len(prompt.token_ids), unknown + left_out + inside
 
 
-def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:
+def _check(request: MessagesRequest | CountTokensRequest, body: Body) -> list[str]:
     """Refuse what only this protocol has; the paths of unknown fields."""
-    unknown: list[str] = []
-    parts: tuple[tuple[str, BaseModel | None], ...] = (
-        ("tool_choice", request.tool_choice),
-        ("thinking", request.thinking),
-        ("output_config", request.output_config),
+    unknown = sort_extra(request, {**MESSAGES_NOT_SERVED, "cache_control": _cache_hints(body)})
+    unknown += unknown_in_parts(request, except_for=_SORTED)
+    format_ = request.output_config.format if request.output_config else None
+    unknown += unknown_in_flat_format(format_, "output_config.format")
+    parts: tuple[tuple[str, BaseModel | None, Table], ...] = (
+        ("tool_choice", request.tool_choice, {}),
+        ("thinking", request.thinking, MESSAGES_THINKING_NOT_SERVED),
+        ("output_config", request.output_config, OUTPUT_CONFIG_NOT_SERVED),
     )
-    for name, part in parts:
-        unknown += sort_extra(part, {}, f"{name}.")
+    for name, part, known in parts:
+        unknown += sort_extra(part, known, f"{name}.")
     for i, tool in enumerate(request.tools or ()):
         if tool.defer_loading:
             raise unsupported(f"tools[{i}].defer_loading", "tools cannot be searched here")
-        unknown += sort_extra(tool, _TOOL_EXTRAS, f"tools[{i}].")
+        unknown += sort_extra(tool, MESSAGES_TOOL_NOT_SERVED, f"tools[{i}].")
         unknown += unknown_in_parts(tool, f"tools[{i}].")
     for i, message in enumerate(request.messages):
         unknown += sort_extra(message, {}, f"messages[{i}].")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.frontend.errors import invalid, unsupported
-from services.frontend.fields import STREAM_OPTIONS_NOT_SERVED, sort_extra
+from services.frontend.fields import sort_extra
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import STREAM_OPTIONS_NOT_SERVED
 from services.frontend.sampling import choice_seed
 from services.frontend.schemas.fields import GenerationFields, Replay
 from services.frontend.schemas.generate import GenerateRequest, SamplingParams

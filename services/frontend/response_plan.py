@@ -11,9 +11,14 @@ from pydantic import BaseModel
 from services.frontend.bodies import Body
 from services.frontend.chat_plan import plan_conversation
 from services.frontend.errors import ApiError, invalid, unsupported
-from services.frontend.fields import RESPONSE_NOT_SERVED, sort_extra, unknown_in_parts
+from services.frontend.fields import sort_extra, unknown_in_object, unknown_in_parts
 from services.frontend.framing import ResponseFraming
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import (
+    REASONING_NOT_SERVED,
+    RESPONSE_NOT_SERVED,
+    RESPONSE_TOOL_NOT_SERVED,
+)
 from services.frontend.planning import unix_now
 from services.frontend.response_items import (
     ChatMessages,
@@ -28,6 +33,8 @@ from services.frontend.schemas.fields import RequestFields
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
+from services.frontend.text_formats import unknown_in_format
+from services.frontend.tool_choice import unknown_in_choice
 from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
@@ -85,7 +92,7 @@ def _check(request: ResponsesRequest) -> list[str]:
     """Refuse what only this protocol has; the paths of unknown fields."""
     unknown = sort_extra(request, RESPONSE_NOT_SERVED)
     parts: tuple[tuple[str, BaseModel | None, Mapping[str, tuple[object, ...]]], ...] = (
-        ("reasoning", request.reasoning, {"generate_summary": ()}),
+        ("reasoning", request.reasoning, REASONING_NOT_SERVED),
         ("text", request.text, {}),
         ("stream_options", request.stream_options, {}),
     )
@@ -109,8 +116,10 @@ def _unknown_inside(request: ResponsesRequest) -> list[str]:
     """Paths of unknown fields of items, their parts and tools; what servers put there is known."""
     unknown: list[str] = []
     for i, tool in enumerate(request.tools or ()):
-        unknown += sort_extra(tool, {}, f"tools[{i}].")
+        unknown += sort_extra(tool, RESPONSE_TOOL_NOT_SERVED, f"tools[{i}].")
     unknown += unknown_in_parts(request, except_for=_SORTED)
+    unknown += _unknown_in_choice(request.tool_choice)
+    unknown += unknown_in_flat_format(request.text.format if request.text else None, "text.format")
     items = request.input if isinstance(request.input, list) else ()
     for i, item in enumerate(items):
         where = f"input[{i}]"
@@ -234,6 +243,28 @@ def response_format_of(given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     inner = {name: value for name, value in given.items() if name != "type"}
     return {"type": "json_schema", "json_schema": inner}
+
+
+def unknown_in_flat_format(given: Mapping[str, Any] | None, where: str) -> list[str]:
+    """Paths of names in such a format that nobody knows."""
+    found = unknown_in_format(response_format_of(given)) if given is not None else []
+    return [f"{where}.{path.rpartition('.')[2]}" for path in found]
+
+
+def _unknown_in_choice(given: object) -> list[str]:
+    """Paths of names in a `tool_choice` of this protocol that nobody knows."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or kind not in ("function", "allowed_tools"):
+        return []
+    if kind == "function":
+        if "name" not in given:
+            return unknown_in_choice(given)
+        return unknown_in_object(given, ("type", "name"), "tool_choice")
+    unknown = unknown_in_object(given, ("type", "mode", "tools"), "tool_choice")
+    tools = given.get("tools")
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        unknown += unknown_in_object(tool, ("type", "name"), f"tool_choice.tools[{i}]")
+    return unknown
 
 
 def chat_tool_choice(given: object) -> object:

@@ -62,7 +62,15 @@ def unknown_in_choice(choice: object) -> list[str]:
         return []
     unknown = unknown_in_object(choice, ("type", str(choice.get("type"))), "tool_choice")
     unknown += unknown_in_object(choice.get("function"), ("name",), "tool_choice.function")
-    return unknown + unknown_in_object(choice.get("allowed_tools"), ("mode", "tools"), _ALLOWED)
+    allowed = choice.get("allowed_tools")
+    unknown += unknown_in_object(allowed, ("mode", "tools"), _ALLOWED)
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        where = f"{_ALLOWED}.tools[{i}]"
+        unknown += unknown_in_object(tool, ("type", "function"), where)
+        function = tool.get("function") if isinstance(tool, dict) else None
+        unknown += unknown_in_object(function, ("name",), f"{where}.function")
+    return unknown
 
 
 def _from_object(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolRules:

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.documentation import body_docs, error_docs, generation_docs
+from services.frontend.fields import unknown_header
 from services.frontend.gateway import Gateway
 from services.frontend.message_plan import count_tokens, plan_message
 from services.frontend.schemas.answers import Message, MessageError, TokenCount
@@ -26,9 +27,11 @@ def router(gateway: Gateway) -> APIRouter:
         responses=error_docs(400, 401, 404, 408, 413, 429, 503, model=MessageError),
         openapi_extra=body_docs(CountTokensRequest),
     )
-    async def count_message_tokens(request: Request) -> TokenCount:
+    async def count_message_tokens(request: Request, response: Response) -> TokenCount:
         """How many tokens a conversation has."""
         _, body = await admit(gateway, request, visit_of(request.scope))
-        return TokenCount(input_tokens=await count_tokens(gateway, body))
+        num_tokens, unknown = await count_tokens(gateway, body)
+        response.headers.update(unknown_header(unknown))
+        return TokenCount(input_tokens=num_tokens)
 
     return routes

@@ -1,12 +1,14 @@
 """POST /tokenize and /detokenize."""
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import conversation_of
+from services.frontend.chat_plan import conversation_of, unknown_in_tools
 from services.frontend.documentation import body_docs, error_docs
 from services.frontend.errors import invalid
+from services.frontend.fields import sort_extra, unknown_header, unknown_in_parts
 from services.frontend.gateway import Gateway
+from services.frontend.not_served import TOKENIZE_NOT_SERVED
 from services.frontend.render import NO_LIMIT
 from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from services.frontend.schemas.chat import ChatRequest
@@ -28,12 +30,14 @@ def router(gateway: Gateway) -> APIRouter:
         responses=error_docs(400, 404, 408, 413, 429, 503),
         openapi_extra=body_docs(TokenizeRequest),
     )
-    async def tokenize(request: Request) -> TokenizeAnswer:
+    async def tokenize(request: Request, response: Response) -> TokenizeAnswer:
         """Ids of a text, or of a conversation as it would be shown to the model."""
         body = await _read(gateway, request)
         asked = parse(TokenizeRequest, body.value)
         gateway.check_model(asked.model)
-        ids = await _ids(gateway, asked, body)
+        unknown = sort_extra(asked, TOKENIZE_NOT_SERVED)
+        ids, inside = await _ids(gateway, asked, body)
+        response.headers.update(unknown_header(unknown + inside))
         strings = None
         if asked.return_token_strs:
             strings = [gateway.dialect.token_string(token_id) for token_id in ids]
@@ -50,12 +54,13 @@ def router(gateway: Gateway) -> APIRouter:
         responses=error_docs(400, 404, 408, 413, 429, 503),
         openapi_extra=body_docs(DetokenizeRequest),
     )
-    async def detokenize(request: Request) -> DetokenizeAnswer:
+    async def detokenize(request: Request, response: Response) -> DetokenizeAnswer:
         """The text of ids; special tokens are shown, ids outside the vocabulary refused."""
         body = await _read(gateway, request)
         asked = parse(DetokenizeRequest, body.value)
         gateway.check_model(asked.model)
         gateway.renderer.check_ids(asked.tokens, "tokens")
+        response.headers.update(unknown_header(sort_extra(asked, {})))
         return DetokenizeAnswer(prompt=await gateway.renderer.decode(asked.tokens))
 
     return routes
@@ -66,21 +71,24 @@ async def _read(gateway: Gateway, request: Request) -> Body:
     return body
 
 
-async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> list[int]:
+async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> tuple[list[int], list[str]]:
+    """The ids, and the paths of unknown fields of a conversation."""
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("Give exactly one of 'prompt' and 'messages'.", "prompt")
     if asked.prompt is not None:
-        return await gateway.renderer.encode(
+        ids = await gateway.renderer.encode(
             asked.prompt, allow_control=True, limit=NO_LIMIT, param="prompt"
         )
+        return ids, []
     # The very rules of the chat endpoint, so that the count is what a request would cost.
     chat = parse(ChatRequest, {name: body.value[name] for name in _CHAT_FIELDS & body.value.keys()})
     tool_rules_of(chat, has_parser=True)
-    conversation, _ = conversation_of(gateway, chat, body)
+    conversation, unknown = conversation_of(gateway, chat, body)
+    unknown += unknown_in_parts(chat, except_for=("messages", "tools")) + unknown_in_tools(chat)
     prompt = await gateway.renderer.render_chat(
         conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
     )
-    return prompt.token_ids
+    return prompt.token_ids, unknown
 
 
 _CHAT_FIELDS = frozenset(

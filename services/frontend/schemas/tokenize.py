@@ -15,6 +15,7 @@ class TokenizeRequest(StrictModel):
     messages: list[Any] | None = Field(None, description="As in /v1/chat/completions.")
     tools: list[Any] | None = None
     chat_template_kwargs: JsonObject | None = None
+    thinking: JsonObject | None = Field(None, description="As in /v1/chat/completions.")
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
