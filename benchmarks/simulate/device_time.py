@@ -5,6 +5,7 @@ from typing import Protocol
 
 from benchmarks.simulate.hardware import (
     COMPUTE_SHARE,
+    EAGER_LAYER_S,
     EXCHANGE_S,
     KERNEL_S,
     LINK_SHARE,
@@ -28,6 +29,16 @@ class StepWork:
     num_prompt_tokens: int
     num_prompt_context_tokens: int = 0
     """The part of the tokens of prompts in the sum."""
+    num_padded_tokens: int = 0
+    """Computed beside the others, to no use: a captured step has a fixed size."""
+    num_world_tokens: int = 0
+    """Tokens that all replicas of a world bring to its experts; 0 if this one is alone."""
+    num_exchanged_tokens: int = 0
+    """Tokens that each of them sends to experts, padded to the same number."""
+    num_draft_passes: int = 0
+    """Passes of the draft layer after the step."""
+    is_eager: bool = False
+    """Whether the host launches each kernel: no captured step holds this one."""
 
 
 class DeviceModel(Protocol):
@@ -57,6 +68,8 @@ class Roofline:
         max_num_seqs: Most rows of a step.
         max_num_batched_tokens: Most tokens of a step.
         share_of_blocks: Part of the cache that is there, to see it run short.
+        num_drafts: That a decoding row may bring into a step.
+        world_size: Replicas that step together.
     """
 
     def __init__(
@@ -70,6 +83,8 @@ class Roofline:
         max_num_seqs: int = 128,
         max_num_batched_tokens: int = 8192,
         share_of_blocks: float = 1.0,
+        num_drafts: int = 0,
+        world_size: int = 1,
     ) -> None:
         """Work out what a step reads whatever it does, and how many blocks there are."""
         self._sizes = sizes
@@ -88,41 +103,66 @@ class Roofline:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=202_752,
+            num_speculative_tokens=num_drafts,
+            data_parallel_size=world_size,
+            # How tokens reach experts is not modelled: one method for any number.
+            moe_methods=((max_num_batched_tokens, 1),),
+            captured_num_seqs=(1, 2, 4, *range(8, max_num_seqs + 1, 8)),
         )
 
     def seconds(self, work: StepWork) -> float:
         """Duration of a step."""
-        computing = self._operations_of(work) / (self._operations * self._num_devices)
+        computing = self._operations_of(work) / self._operations
         reading = self._bytes_of(work) / self._bytes
-        return max(computing, reading) + self._exchange_s(work) + self._fixed_s()
+        working = max(computing, reading) + self._exchange_s(work)
+        step = working + self._fixed_s()
+        if work.is_eager:
+            step = max(step, STEP_S + self._sizes.num_layers * EAGER_LAYER_S)
+        return step + work.num_draft_passes * self._draft_pass_s(working)
+
+    def _draft_pass_s(self, working_s: float) -> float:
+        """One layer more for the same rows, and the head for each of them."""
+        head_s = self._sizes.head_weights * self._dense_bytes / self._num_devices / self._bytes
+        return working_s / self._sizes.num_layers + head_s + KERNEL_S
 
     def _operations_of(self, work: StepWork) -> float:
-        if not work.num_tokens:
+        """Operations of each device: its share of a token's own weights, and of all experts."""
+        if not work.num_tokens + work.num_padded_tokens:
             return 0.0
-        context = work.num_context_tokens / work.num_tokens
-        per_token = 2 * self._sizes.num_active_weights + self._sizes.attention_operations(context)
-        return work.num_tokens * per_token
+        sizes, num_tokens = self._sizes, work.num_tokens + work.num_padded_tokens
+        context = work.num_context_tokens / max(1, work.num_tokens)
+        own = float(num_tokens * 2 * sizes.dense_weights)
+        own += work.num_tokens * sizes.attention_operations(context)
+        routed = 2 * sizes.routed_weights
+        if work.num_world_tokens:
+            experts = work.num_world_tokens * routed / self._num_expert_devices
+        else:  # the others are like this one
+            experts = num_tokens * routed / self._num_devices
+        return own / self._num_devices + experts
 
     def _bytes_of(self, work: StepWork) -> float:
         """Bytes that each device reads; the caches of latents are whole on every device."""
         sizes = self._sizes
-        untouched = (1 - sizes.num_active_experts / sizes.num_experts) ** work.num_tokens
+        num_routed = work.num_world_tokens or work.num_tokens
+        untouched = (1 - sizes.num_active_experts / sizes.num_experts) ** num_routed
         experts = sizes.num_sparse_layers * sizes.num_experts * sizes.expert_weights
         experts_read = experts * (1 - untouched) * self._expert_bytes / self._num_expert_devices
         dense_read = sizes.dense_weights * self._dense_bytes / self._num_devices
         num_decoding = work.num_tokens - work.num_prompt_tokens
         if not num_decoding:
             return experts_read + dense_read
-        context = work.num_context_tokens / work.num_tokens
+        context = work.num_context_tokens / max(1, work.num_tokens)
         caches = num_decoding * sizes.attention_values(context) * self._cache_bytes
         return experts_read + dense_read + caches
 
     def _exchange_s(self, work: StepWork) -> float:
         """Two sums over the devices of each layer; two exchanges of tokens of each sparse one."""
         sizes, share = self._sizes, (self._num_devices - 1) / self._num_devices
-        bytes_per_sum = 2 * work.num_tokens * sizes.hidden * 2 * share
+        num_tokens = work.num_tokens + work.num_padded_tokens
+        bytes_per_sum = 2 * num_tokens * sizes.hidden * 2 * share
         per_layer = 2 * (bytes_per_sum / self._link + EXCHANGE_S)
-        routed = work.num_tokens * sizes.num_active_experts * sizes.hidden * 1.5
+        num_routed = work.num_exchanged_tokens or num_tokens
+        routed = num_routed * sizes.num_active_experts * sizes.hidden * 1.5
         per_sparse = 2 * (routed / self._num_devices / self._link + EXCHANGE_S)
         return sizes.num_layers * per_layer + sizes.num_sparse_layers * per_sparse
 

@@ -63,5 +63,21 @@ STEP_S: Final = 2e-3
 KERNEL_S: Final = 25e-6
 """Estimate: gaps between the kernels of one layer in a replayed graph (about ten of them)."""
 
+EAGER_LAYER_S: Final = 120e-6
+"""Estimate: what the host takes to launch the kernels of one layer in a step that is no graph (some
+fifteen of them, 8 us each); a step of prompts is not shorter than that, however few its tokens."""
+
+MESSAGE_S: Final = 230e-6
+"""A message between two processes, one way, 10 ms after the last one, so that threads have to wake:
+measured (`messages.py`) on two cores of a shared x86 machine, 217 to 245 us; without a pause 75 us.
+Between machines it is an estimate."""
+
+MESSAGE_CPU_S: Final = 45e-6
+"""What sending or receiving a message takes of a process, conversion not counted: measured by the
+same, one after the other, as a busy scheduler has them; with pauses 120 to 150 us."""
+
+TICK_S: Final = 0.1
+"""The scheduler looks at deadlines so often (`services/scheduler/engine.py`)."""
+
 RESERVED_BYTES: Final = 5 * 2**30
 """Estimate: runtime, workspace, communicators, graphs; see docs/sizing.md."""

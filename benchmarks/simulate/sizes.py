@@ -31,6 +31,7 @@ class ModelSizes:
     """Outside of routed experts: every token uses all of them."""
     expert_weights: int
     """Of one expert of one layer."""
+    head_weights: int
     latent_values: int
     index_values: int
     num_heads: int
@@ -45,8 +46,12 @@ class ModelSizes:
     @property
     def num_active_weights(self) -> int:
         """Those that a token uses."""
-        used = self.num_active_experts * self.expert_weights
-        return self.dense_weights + self.num_sparse_layers * used
+        return self.dense_weights + self.routed_weights
+
+    @property
+    def routed_weights(self) -> int:
+        """Those of experts that a token is routed to, of all layers."""
+        return self.num_sparse_layers * self.num_active_experts * self.expert_weights
 
     @property
     def cache_values(self) -> int:
@@ -92,6 +97,7 @@ def read_sizes(path: Path = CONFIG) -> ModelSizes:
         num_active_experts=config["num_experts_per_tok"],
         dense_weights=dense,
         expert_weights=expert,
+        head_weights=hidden * config["vocab_size"],
         latent_values=latent,
         index_values=config["index_head_dim"],
         num_heads=heads,

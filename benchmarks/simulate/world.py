@@ -2,20 +2,22 @@
 
 The scheduler is one server: what the core, and the conversion of its messages, takes of this
 machine's CPU is measured event by event and charged, times `cost_factor`. Everything else is
-simulated: requests, devices, the way of a message. gRPC itself is not charged.
+simulated: requests, devices, the way of a message, and what handing one to gRPC, or taking one
+from it, costs the scheduler's process.
 """
 
 import heapq
 import itertools
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from benchmarks.scheduler_step import encoded
 from benchmarks.simulate.device_time import DeviceModel
+from benchmarks.simulate.hardware import MESSAGE_CPU_S, MESSAGE_S, TICK_S
 from benchmarks.simulate.traces import Conversation, tokens
-from benchmarks.simulate.worker import SimulatedReplica, output_token
+from benchmarks.simulate.worker import SimulatedReplica, SimulatedWorld, output_token
 from protos.glm.v1 import worker_pb2
 from services.scheduler.core import SchedulerCore
 from services.scheduler.limits import CoreConfig
@@ -23,14 +25,12 @@ from services.scheduler.messages import SequenceEnd, SequenceSubmit, Submission
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import StepPlan, StepResult
 from services.scheduler.server import delivery_to_proto
+from services.scheduler.ticks import plan_step
 from services.scheduler.worker_client import plan_to_proto, result_from_proto
 from shared.sampling import LoadSnapshot, SamplingSpec
 
-TICK_S: Final = 0.1
-# Estimate: a message between two processes of one machine or rack, one way.
-MESSAGE_S: Final = 150e-6
 # What clients allow; answers end before, where the trace says so.
-MAX_TOKENS: Final = 16_384
+MAX_TOKENS = 16_384
 
 
 @dataclass(slots=True)
@@ -58,6 +58,15 @@ class _Asked:
     prompt: "array[int]"
     seed: int
     served: Served
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The results of a world's step on their way."""
+
+    world: int
+    results: Sequence[StepResult]
+    encoded: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +101,11 @@ class World:
         config: Settings of the core.
         device: Of every replica.
         num_replicas: How many.
-        cost_factor: What the scheduler's measured cost counts; 0 makes it free.
+        cost_factor: What the scheduler's own cost counts; 0 makes it free.
         message_s: The way of a plan or a result.
+        message_cpu_s: What sending or receiving one takes of the scheduler's process.
+        world_size: Replicas that share experts, and so step together.
+        acceptance: As `SimulatedReplica`.
     """
 
     def __init__(
@@ -103,17 +115,28 @@ class World:
         num_replicas: int = 1,
         cost_factor: float = 1.0,
         message_s: float = MESSAGE_S,
+        message_cpu_s: float = MESSAGE_CPU_S,
+        world_size: int = 1,
+        acceptance: Sequence[float] = (),
     ) -> None:
         """Every replica has an epoch, nothing was asked yet."""
         self._core = SchedulerCore(config, num_replicas=num_replicas)
         self._has_priorities = config.policy == "priority"
         self._wanted: dict[int, int] = {}
-        self._replicas = [SimulatedReplica(device, self._wanted) for _ in range(num_replicas)]
+        self._capacities = [device.capacity] * world_size
+        self._worlds = [
+            SimulatedWorld(
+                device, [SimulatedReplica(self._wanted, acceptance) for _ in range(world_size)]
+            )
+            for _ in range(num_replicas // world_size)
+        ]
         for number in range(num_replicas):
             self._core.worker_opened(device.capacity, 0.0, number)
         self._outlet = Outlet()
         self._cost_factor = cost_factor
         self._message_s = message_s
+        self._message_cpu_s = message_cpu_s
+        self._num_messages = 0
         self._free_at = 0.0
         self._events: list[tuple[float, int, object]] = []
         self._order = itertools.count()
@@ -121,6 +144,8 @@ class World:
         self._asked: dict[int, _Asked] = {}
         self._last_step: list[tuple[float, int]] = [(0.0, 0)] * num_replicas
         self._num_pending = 0
+        # A row with more tokens in a step computes its prompt.
+        self._num_decode_tokens = 1 + device.capacity.num_speculative_tokens
         self.outcome = Outcome()
 
     def run(self, conversations: list[Conversation], until_s: float = float("inf")) -> Outcome:
@@ -139,7 +164,7 @@ class World:
         outcome = self.outcome
         outcome.load = self._core.load()
         outcome.ended_at = max((s.ended_at or 0.0 for s in outcome.served), default=0.0)
-        outcome.device_s = sum(replica.busy_s for replica in self._replicas)
+        outcome.device_s = sum(world.busy_s for world in self._worlds) * len(self._capacities)
         return outcome
 
     def _push(self, at: float, event: object) -> None:
@@ -159,52 +184,60 @@ class World:
     def _handle(self, at: float, event: object) -> None:
         """One event; the scheduler takes it when it is free, and is busy for what it costs."""
         now = max(at, self._free_at)
-        answer = None
-        if isinstance(event, tuple):
-            answer = (event[0], event[1], encoded(event[1]))
+        self._num_messages = 0
         before = time.thread_time_ns()
-        ends = self._tell(now, event, answer)
-        plans = self._plan(now)
-        cost_s = (time.thread_time_ns() - before) * 1e-9 * self._cost_factor
-        if answer is not None:
+        ends = self._tell(now, event)
+        steps = self._plan(now)
+        cost_s = (time.thread_time_ns() - before) * 1e-9 + self._num_messages * self._message_cpu_s
+        cost_s *= self._cost_factor
+        if isinstance(event, _Answer):
             self._core.tidy()  # while the devices work
         self._free_at = now + cost_s
         self.outcome.scheduler_s += cost_s
-        for number, plan in plans:
-            done_at, result = self._replicas[number].run(plan, self._free_at + self._message_s)
-            self._push(done_at + self._message_s, (number, result))
-            self._note_step(number, plan, done_at)
+        for number, plans in steps:
+            world = self._worlds[number]
+            done_at, results = world.run(plans, self._free_at + self._message_s)
+            answer = _Answer(number, results, [encoded(result) for result in results])
+            self._push(done_at + self._message_s, answer)
+            for place, plan in enumerate(plans):
+                self._note_step(number * len(plans) + place, plan, done_at)
         for end in ends:
             self._note_end(end, self._free_at)
         if event is None:
             self._sample(at)
 
-    def _tell(
-        self, now: float, event: object, answer: tuple[int, StepResult, bytes] | None
-    ) -> list[SequenceEnd]:
+    def _tell(self, now: float, event: object) -> list[SequenceEnd]:
         """Hand the event to the core; what ended."""
         if isinstance(event, _Asked):
             self._submit(event, now)
-        elif answer is not None:
-            number, result, data = answer
-            result_from_proto(worker_pb2.RunStepsResponse.FromString(data).result)
-            self._core.take_result(result, now, number)
+            self._num_messages += 1
+        elif isinstance(event, _Answer):
+            first = event.world * len(self._capacities)
+            for replica, (result, data) in enumerate(
+                zip(event.results, event.encoded, strict=True), first
+            ):
+                result_from_proto(worker_pb2.RunStepsResponse.FromString(data).result)
+                self._core.take_result(result, now, replica)
+            self._num_messages += len(event.results)
         else:
             self._core.tick(now)
         ends = []
         for _, delivery in self._core.take_deliveries():
             delivery_to_proto(delivery).SerializeToString()
+            self._num_messages += 1
             ends += delivery.ends
         return ends
 
-    def _plan(self, now: float) -> list[tuple[int, StepPlan]]:
-        """What an event may allow: further plans, for any replica."""
-        plans = []
-        for number in range(len(self._replicas)):
-            while (plan := self._core.plan(now, number)) is not None:
-                plan_to_proto(plan).SerializeToString()
-                plans.append((number, plan))
-        return plans
+    def _plan(self, now: float) -> list[tuple[int, list[StepPlan]]]:
+        """What an event may allow: further steps, for any world."""
+        steps, size = [], len(self._capacities)
+        for number in range(len(self._worlds)):
+            while plans := plan_step(self._core, number * size, self._capacities, now):
+                for plan in plans:
+                    plan_to_proto(plan).SerializeToString()
+                self._num_messages += size
+                steps.append((number, plans))
+        return steps
 
     def _submit(self, asked: _Asked, now: float) -> None:
         entry = SequenceSubmit(
@@ -251,7 +284,7 @@ class World:
 
     def _note_step(self, number: int, plan: StepPlan, done_at: float) -> None:
         last_at, num_before = self._last_step[number]
-        num_decoding = plan.num_scheduled_tokens.count(1)
+        num_decoding = sum(map(self._num_decode_tokens.__ge__, plan.num_scheduled_tokens))
         if num_before and num_decoding:
             self.outcome.gaps.append((done_at - last_at, min(num_before, num_decoding)))
         self._last_step[number] = (done_at, num_decoding)
