@@ -5,13 +5,13 @@ checks its own laws after every event.
 """
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.scheduler.cache_events import CachedBlock
-from services.scheduler.core import SchedulerCore
+from services.scheduler.core import MAX_LOSSES, SchedulerCore
 from services.scheduler.limits import CoreConfig
 from services.scheduler.messages import Delivery, SequenceEnd, SequenceSubmit, Submission, Verdict
 from services.scheduler.outlet import Outlet
@@ -107,6 +107,8 @@ class Harness:
         self.streams: dict[int, Stream] = {}
         self.plans: list[StepPlan] = []
         self.num_submitted = 0
+        # Times that a stream ran when its worker was lost.
+        self.num_losses: Counter[int] = Counter()
         self.prompts: dict[int, array[int]] = {}
         self.next_prompt: array[int] | None = None
         for replica in range(1 if is_joint else num_replicas):
@@ -137,6 +139,8 @@ class Harness:
 
     def lose_worker(self, *, can_resume: bool = True, replica: int = 0) -> None:
         for number in self.world_of(replica):
+            batch = self.core._replicas[number].batch
+            self.num_losses.update(s.stream_id for s in (batch.running if batch else ()))
             self.core.worker_lost(LOST, self.now, can_resume=can_resume, replica=number)
             self.sides[number].forget()
             self.sides[number].is_open = False
@@ -372,6 +376,8 @@ class Harness:
                 assert stream.tokens[first:] == expected(stream.seed, position, count - first)
                 stream.num_checked = count
         assert self.core.num_live == len(self.live())
+        tried = max((self.num_losses[stream.seed] for stream in self.live()), default=0)
+        assert tried < MAX_LOSSES, "it may be what kills the workers"
 
     def deliver(self) -> None:
         for outlet, delivery in self.core.take_deliveries():
