@@ -114,19 +114,6 @@ class PrefixCache:
         num_blocks = (sequence.num_tokens - 1) // self._limits.block_size
         return index < num_blocks and sequence.hashes.known[index] in self._coming
 
-    def hit_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that need not be computed here.
-
-        For placement: what another cache found for the sequence stays as it is.
-        """
-        found, sequence.found = sequence.found, None
-        if found is not None and found.cache is self:
-            sequence.found = found
-        count = len(self.find(sequence))
-        if found is not None:
-            sequence.found = found
-        return count * self._limits.block_size
-
     def names_of(self, sequence: Sequence) -> Iterator[bytes]:
         """Names of the blocks that a waiting sequence may share; hashed as far as they are read."""
         if not self.is_enabled or _reads_nothing(sequence.sampling):

@@ -19,7 +19,7 @@ def test_the_longest_known_start_is_found() -> None:
 def test_the_last_token_is_always_left_to_compute(length: int) -> None:
     room = Room()
     room.compute(list(range(16)))
-    assert room.cache.hit_tokens(make(list(range(length)))) == (length - 1) // SIZE * SIZE
+    assert len(room.cache.find(make(list(range(length))))) == (length - 1) // SIZE
 
 
 def test_prompt_and_output_make_one_text() -> None:
@@ -32,15 +32,14 @@ def test_prompt_and_output_make_one_text() -> None:
     assert room.cache.find(make(list(range(9)))) == done.blocks
 
 
-def test_asking_one_cache_leaves_what_another_found() -> None:
+def test_what_another_replica_held_is_not_taken_for_its_own() -> None:
     here, there = Room(), Room()
     first = here.compute(list(range(12)))
-    there.compute(list(range(8)))
+    second = there.compute(list(range(8)))
     waiting = make(list(range(13)))
     assert here.cache.find(waiting) == first.blocks
-    before = waiting.found
-    assert (there.cache.hit_tokens(waiting), here.cache.hit_tokens(waiting)) == (8, 12)
-    assert waiting.found is before
+    assert there.cache.find(waiting) == second.blocks
+    assert here.cache.find(waiting) == first.blocks
 
 
 def test_salts_and_models_do_not_share() -> None:
@@ -205,7 +204,7 @@ def test_a_long_start_is_looked_up_ahead_in_pieces() -> None:
     assert len(waiting.hashes.known) == NUM_AHEAD
     assert room.cache.look_ahead(waiting)
     assert not room.cache.look_ahead(waiting)
-    assert room.cache.hit_tokens(waiting) == SIZE * (2 * NUM_AHEAD + 1)
+    assert len(room.cache.find(waiting)) == 2 * NUM_AHEAD + 1
     assert not room.cache.look_ahead(make([1, 2, 3, 4, 5], skip=True))
 
 
