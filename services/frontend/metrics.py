@@ -133,7 +133,7 @@ class GatewayMetrics:
         """Register every series; `load` and `num_ready` are asked at each scrape."""
         self._metrics = Metrics()
         self._load = load
-        counter, histogram = self._metrics.counter, self._metrics.histogram
+        counter = self._metrics.counter
         self._add_load_gauges(load)
         label = ("model_name",)
         self._prompt_tokens = counter(
@@ -171,18 +171,7 @@ class GatewayMetrics:
         self._disconnects = counter(
             "glm_mesh:client_disconnects_total", "Clients that left before their end."
         )
-        self._ttft = histogram(
-            "vllm:time_to_first_token_seconds",
-            "Request to its first bytes of output; streams only.",
-            _LATENCY_BUCKETS,
-            label,
-        ).labels(model_name)
-        self._latency = histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Request to its end.",
-            _LATENCY_BUCKETS,
-            label,
-        ).labels(model_name)
+        self._add_latencies(model_name)
         self._http = counter(
             "http_requests_total", "HTTP answers.", ("handler", "method", "status")
         )
@@ -230,6 +219,21 @@ class GatewayMetrics:
             for name, gauge in self._replicas.items():
                 gauge.labels(str(number)).set(getattr(replica, name))
         return self._metrics.render()
+
+    def _add_latencies(self, model_name: str) -> None:
+        histogram, label = self._metrics.histogram, ("model_name",)
+        self._ttft = histogram(
+            "vllm:time_to_first_token_seconds",
+            "Request to its first bytes of output; streams only.",
+            _LATENCY_BUCKETS,
+            label,
+        ).labels(model_name)
+        self._latency = histogram(
+            "vllm:e2e_request_latency_seconds",
+            "Request to its end.",
+            _LATENCY_BUCKETS,
+            label,
+        ).labels(model_name)
 
     def _add_load_gauges(self, load: Callable[[], LoadSnapshot]) -> None:
         gauge = self._metrics.gauge
