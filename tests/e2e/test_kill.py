@@ -20,6 +20,7 @@ BODY = {
     **replay(LONG),
 }
 MAX_SILENCE_S = 2.0
+MAX_RESTART_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,8 @@ def test_a_killed_service_ends_the_stream_in_time_and_comes_back(mesh: Mesh, ser
     assert reader.killed_at
     if service == "frontend":
         assert whole.is_cut
-    elif service == "detokenizer":  # nothing had left: the frontend submits it again
+    elif service in {"detokenizer", "scheduler"}:
+        # Nothing had left, so the frontend submits it again; the detokenizer what is left of it.
         assert (whole.status, whole.text) == (200, LONG)
     elif whole.status == 200:  # the scheduler may go on with a worker that is back in time
         assert service == "worker"
@@ -126,15 +128,17 @@ def test_a_killed_service_ends_the_stream_in_time_and_comes_back(mesh: Mesh, ser
     else:
         assert whole.ended_at - reader.killed_at < MAX_SILENCE_S
         assert (whole.status, whole.error["type"]) == (503, "server_error")
-    assert reader.longest_silence_s < MAX_SILENCE_S
+    # A stream of a lost scheduler waits for the next one, which has to start first.
+    assert reader.longest_silence_s < (MAX_RESTART_S if service == "scheduler" else MAX_SILENCE_S)
     if service == "frontend":
         assert reader.is_cut  # the socket went with the process
     else:
         assert not reader.is_cut
         assert reader.data[-1] == "[DONE]"
         # The scheduler goes on with a worker that is back in time: then nothing may be missing.
-        is_whole = service == "worker" and reader.text == LONG
+        is_whole = service in {"worker", "scheduler"} and reader.text == LONG
         assert is_whole or '"error"' in reader.data[-2]
+        assert is_whole or service != "scheduler"
 
     mesh.until(lambda: mesh.pid(service) != before[service], 20, f"{service} is started again")
     mesh.until_serving()
