@@ -25,7 +25,12 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1.0, "top_p": 0.95},
     {"temperature": 0, "frequency_penalty": 0.5},
-    {"temperature": 0.8, "presence_penalty": 0.3},
+    # More words than tokens: the grammar's state has to be found again in the midst of it.
+    {
+        "temperature": 0.8,
+        "presence_penalty": 0.3,
+        "structured_outputs": {"regex": "([a-z]{2,9} ){60}"},
+    },
 )
 SIXTEEN: list[dict[str, Any]] = [
     {
