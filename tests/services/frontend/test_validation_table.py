@@ -136,6 +136,19 @@ CHAT = [
     # formats and tools
     bad({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     bad({"response_format": "json"}, "response_format", "invalid_type"),
+    bad({"response_format": {"type": "json_schema"}}, "response_format.json_schema",
+        "missing_required_parameter"),
+    bad({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        "response_format.json_schema.name", "missing_required_parameter"),
+    bad({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema", "missing_required_parameter"),
+    # What a schema or an expression means the worker says: tests/e2e/test_structured_output.py.
+    fine({"response_format": {"type": "json_object"}}),  # though nobody says "json"
+    bad({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs",
+        "invalid_value"),
+    bad({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+    bad({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "empty_array"),
+    bad({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "empty_string"),
     bad({"tools": []}, "tools", "empty_array"),
     bad({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     bad({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name",
@@ -149,6 +162,12 @@ CHAT = [
     bad({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
     bad({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     bad({"tools": [TOOL], "tool_choice": "bogus"}, "tool_choice", "invalid_value"),
+    bad({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "a"}}},
+        "tool_choice.function.name", "invalid_value"),
+    bad({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function.name",
+        "missing_required_parameter"),
+    fine({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [TOOL]}}}, "400"),
     # the rest
     bad({"stream_options": {}}, "stream_options", "invalid_value"),
     fine({"no_such_field": 1}),  # and named in a header, see below
@@ -173,6 +192,8 @@ CHAT = [
 
 COMPLETIONS = [
     bad({"prompt": None}, "prompt", "invalid_type"),
+    bad({"prompt": [5, "a"]}, "prompt", "invalid_type"),
+    bad({"prompt": [-1]}, "prompt", "invalid_value"),
     bad({"prompt": ""}, "prompt", "empty_string"),
     bad({"prompt": []}, "prompt", "empty_array"),
     bad({"prompt": [[]]}, "prompt", "empty_array"),
@@ -202,6 +223,11 @@ def check(response: httpx.Response, row: Row) -> None:
 async def test_each_row_of_chats_has_its_answer(lone: httpx.AsyncClient, row: Row) -> None:
     body = {"model": NAME, "messages": [USER], **row.fields}
     check(await lone.post("/v1/chat/completions", json=body), row)
+
+
+async def test_a_completion_needs_a_prompt(lone: httpx.AsyncClient) -> None:
+    row = bad({}, "prompt", "missing_required_parameter")
+    check(await lone.post("/v1/completions", json={"model": NAME}), row)
 
 
 @pytest.mark.parametrize("row", COMPLETIONS, ids=str)
