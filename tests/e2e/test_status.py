@@ -17,8 +17,11 @@ from tests.e2e.mesh import Mesh, replay
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Mesh]:
-    """Two replicas behind two frontends."""
-    mesh = Mesh("--worker", "replay", "-dp", "2", "--api-server-count", "2")
+    """Two schedulers with a replica each, two of everything in front of them."""
+    mesh = Mesh(
+        *("--worker", "replay", "--scheduler-count", "2"),
+        *("--detokenizer-count", "2", "--api-server-count", "2"),
+    )
     try:
         yield mesh
     finally:
@@ -55,15 +58,15 @@ def test_it_shows_every_process_and_replica_and_notices_when_one_is_lost(pair: M
     assert code == 0, table
     names = [line.split()[0] for line in table.splitlines()[1:-1]]
     assert sorted(names) == [
-        *("detokenizer", "frontend", "frontend-1", "replica", "replica", "scheduler"),
-        *("worker", "worker.1"),
+        *("detokenizer", "detokenizer-1", "frontend", "frontend-1", "replica", "replica"),
+        *("scheduler", "scheduler-1", "worker", "worker.1"),
     ]
     before = page(pair)
     processes = {row["name"]: row for row in before["processes"]}
     assert {name: row["pid"] for name, row in processes.items()} == {
         name: entry["pid"] for name, entry in pair.state()["services"].items()
     }
-    replicas = processes["scheduler"]["replicas"]
+    replicas = [*processes["scheduler"]["replicas"], *processes["scheduler-1"]["replicas"]]
     assert sum(row["num_steps_total"] for row in replicas) > 30
     assert all(row["num_free_blocks"] == row["num_total_blocks"] > 0 for row in replicas)
 
