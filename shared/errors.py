@@ -77,6 +77,7 @@ class RequestError(GlmMeshError):
         message: For people; never the text of a foreign exception.
         field: The request field at fault, if one is.
         retry_after_ms: Least wait before a retry, milliseconds.
+        may_go_on: Whether the sequence had no part in it, and may go on elsewhere.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class RequestError(GlmMeshError):
         *,
         field: str | None = None,
         retry_after_ms: int | None = None,
+        may_go_on: bool = False,
     ) -> None:
         """Keep the facts; `str()` is the message."""
         super().__init__(message)
@@ -93,6 +95,7 @@ class RequestError(GlmMeshError):
         self.message = message
         self.field = field
         self.retry_after_ms = retry_after_ms
+        self.may_go_on = may_go_on
 
     @property
     def outcome(self) -> Outcome:

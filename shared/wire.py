@@ -171,6 +171,7 @@ def failure_to_proto(error: RequestError) -> common_pb2.Failure:
         field=error.field,
         is_retryable=error.outcome.is_retryable,
         retry_after_ms=error.retry_after_ms,
+        may_go_on=error.may_go_on,
     )
 
 
@@ -181,6 +182,7 @@ def failure_from_proto(message: common_pb2.Failure) -> RequestError:
         message.message,
         field=message.field if message.HasField("field") else None,
         retry_after_ms=message.retry_after_ms if message.HasField("retry_after_ms") else None,
+        may_go_on=message.may_go_on,
     )
 
 

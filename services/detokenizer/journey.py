@@ -207,7 +207,10 @@ class LegOwner(Protocol):
         """Its scheduler did not take it; told once."""
 
     def track_lost(self, leg: "Leg", track: Track) -> None:
-        """Its scheduler is gone, or will be."""
+        """Its scheduler is gone."""
+
+    def goes_on(self, leg: "Leg", error: RequestError) -> bool:
+        """Whether a sequence that ends so at this scheduler goes on at another one."""
 
     def track_over(self, track: Track) -> None:
         """It has had its end."""
@@ -304,9 +307,9 @@ class Leg:
         self.journey.listener.on_prompt_logprobs(self.tracks[position].position, start, entries)
 
     def on_end(self, position: int, end: SequenceFinished | RequestError) -> None:
-        """The end of the sequence; of its leg alone where the scheduler says good-bye."""
+        """The end of the sequence, or of its leg alone."""
         track = self.tracks[position]
-        if isinstance(end, RequestError) and end.reason is FailureReason.DRAINING:
+        if isinstance(end, RequestError) and self._owner.goes_on(self, end):
             self._owner.track_lost(self, track)
             return
         if isinstance(end, SequenceFinished):

@@ -2,9 +2,10 @@
 
 A request goes to the scheduler that `placement.py` chooses, and to the next one where it is refused
 for reasons of that scheduler alone. When a scheduler is lost (its connection breaks, it says
-nothing for too long, it ends what runs because it stops), its sequences are given to another, or to
-itself once it is back, from what they have had so far (`journey.py`). Both the time that they wait
-and the number of losses are bounded; past that the request ends with UPSTREAM_LOST.
+nothing for too long, it ends what runs because it stops or has no worker any more), its sequences
+are given to another, or to itself once it is back, from what they have had so far (`journey.py`).
+Both the time that they wait and the number of losses are bounded; past that the request ends with
+UPSTREAM_LOST.
 """
 
 import asyncio
@@ -201,6 +202,18 @@ class Schedulers:
         if leg.is_empty:
             self.peers[leg.peer].credit.remove(leg)
         self._wait(journey)
+
+    def goes_on(self, leg: Leg, error: RequestError) -> bool:
+        """Where a scheduler stops; where it has no worker any more only if another one has."""
+        if not self._limits.wait_s:
+            return False
+        if error.reason is FailureReason.DRAINING:
+            return True
+        return error.may_go_on and any(
+            peer.is_ready and peer.serves(leg.journey.model_digest)
+            for number, peer in enumerate(self.peers)
+            if number != leg.peer
+        )
 
     def track_over(self, track: Track) -> None:
         """Forget a sequence."""

@@ -383,7 +383,9 @@ class SchedulerCore:
             len(s.prompt_token_ids) + len(s.output_token_ids) for s in submission.sequences
         )
         backlog = self._replicas.backlog(self._pace.per_s)
-        check_room(backlog, self._config, num_tokens)
+        if not all(sequence.output_token_ids for sequence in submission.sequences):
+            # Those that go on had their place elsewhere: they are no newcomers.
+            check_room(backlog, self._config, num_tokens)
         if submission.first_token_timeout_ms:
             before = self._replicas.waiting.tokens_before(submission.tenant_id, num_tokens)
             limit_s = submission.first_token_timeout_ms / 1000

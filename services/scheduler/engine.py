@@ -385,7 +385,9 @@ class Engine:
 
     def _give_up(self, now: float) -> None:
         """The worker did not come back in time."""
-        error = RequestError(FailureReason.UPSTREAM_LOST, "the worker is lost", retry_after_ms=1000)
+        error = RequestError(
+            FailureReason.UPSTREAM_LOST, "the worker is lost", retry_after_ms=1000, may_go_on=True
+        )
         self._core.fail_all(error, now)
         if not self._is_draining:
             self._core.refuse_new(error)

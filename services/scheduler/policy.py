@@ -45,7 +45,7 @@ class Policy:
 
     def lane_of(self, sequence: Sequence) -> LaneName:
         """Where a waiting sequence stands."""
-        if sequence.admission:
+        if sequence.admission or sequence.is_resumed:
             return RESUMED
         return sequence.tenant_id if self._is_fair else ""
 

@@ -76,6 +76,7 @@ class Sequence:
         "hashes",
         "is_growable",
         "is_plain",
+        "is_resumed",
         "last_step",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -123,6 +124,8 @@ class Sequence:
         self.prompt_token_ids = submit.prompt_token_ids
         self.output_token_ids = array("I", submit.output_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
+        # Whether it ran at another scheduler, or at an earlier run of this one.
+        self.is_resumed = bool(submit.output_token_ids)
         self.sampling = sampling
         self.replay = submit.replay
         self.wants_logprobs = sampling.num_logprobs is not None

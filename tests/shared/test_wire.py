@@ -97,6 +97,9 @@ def test_a_failure_survives_the_wire(
     back = wire.failure_from_proto(wire.failure_to_proto(error))
     facts = (back.reason, back.message, back.field, back.retry_after_ms)
     assert facts == (reason, "why", field, retry)
+    assert not back.may_go_on
+    error = RequestError(reason, "why", may_go_on=True)
+    assert wire.failure_from_proto(wire.failure_to_proto(error)).may_go_on
 
 
 def test_an_unknown_reason_counts_as_internal() -> None:

@@ -32,6 +32,9 @@ class Owner:
         for track in leg.tracks:
             track.leave()
 
+    def goes_on(self, leg: Leg, error: RequestError) -> bool:
+        return error.reason is FailureReason.DRAINING
+
     def track_lost(self, leg: Leg, track: Track) -> None:
         self.told.append(f"lost {track.position}")
 

@@ -244,6 +244,45 @@ def test_an_end_that_the_scheduler_gave_is_an_end(reason: FailureReason) -> None
     assert end.reason is reason
 
 
+def gone() -> RequestError:
+    """The end of a sequence at a scheduler whose worker did not come back."""
+    return RequestError(FailureReason.UPSTREAM_LOST, "the worker is lost", may_go_on=True)
+
+
+def test_a_scheduler_without_a_worker_hands_over_to_one_that_has_one() -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, MANY)
+    first = place_of(fleet)
+    fleet.step(2)
+    fleet.tell(first, is_worker_ready=False)
+    fleet.clients[first].fail_all(gone())
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+
+
+@pytest.mark.parametrize("other", [{"is_worker_ready": False}, {"model_digest": "other"}])
+def test_where_no_other_can_go_on_the_clients_hear_of_it_at_once(other: dict[str, Any]) -> None:
+    fleet = Fleet(2)
+    asker, _ = ask(fleet, ONE)
+    first = place_of(fleet)
+    fleet.step()
+    fleet.tell(first, is_worker_ready=False)
+    fleet.tell(1 - first, **other)
+    fleet.clients[first].fail_all(gone())
+    end = asker.ends[0]
+    assert isinstance(end, RequestError)
+    assert end.message == "the worker is lost"
+
+
+def test_with_resumption_switched_off_a_good_bye_is_an_end() -> None:
+    fleet = Fleet(2, wait_s=0.0)
+    asker, _ = ask(fleet, ONE)
+    fleet.step()
+    stopping = RequestError(FailureReason.DRAINING, "the scheduler is stopping")
+    fleet.clients[place_of(fleet)].fail_all(stopping)
+    assert asker.ends == {0: stopping}
+
+
 def test_an_abort_in_the_gap_is_heard() -> None:
     fleet = Fleet(1)
     asker, (name,) = ask(fleet, ONE)

@@ -70,6 +70,7 @@ async def test_without_a_worker_everything_fails_after_the_grace() -> None:
         failure = client.ends[0].failure
         assert failure is not None
         assert failure.reason is FailureReason.UPSTREAM_LOST
+        assert failure.may_go_on, "nothing says that it was the sequence's fault"
         refusal = client.submit(1)
         assert refusal is not None
         assert refusal.reason is FailureReason.UPSTREAM_LOST

@@ -228,6 +228,17 @@ def test_a_sequence_that_goes_on_had_its_first_token_elsewhere() -> None:
     assert list(outlet.sequences) == [0]
 
 
+def test_a_full_queue_takes_what_had_its_place_elsewhere() -> None:
+    core, outlet = SchedulerCore(CoreConfig(max_queued_requests=1)), Outlet()
+    core.worker_opened(capacity(), 0.0)
+    core.submit(submission(entry(stream_id=0), request_id="first"), outlet, 0.0)
+    (verdict,) = core.submit(submission(entry(stream_id=1), request_id="new"), outlet, 0.0)
+    assert verdict.refusal is not None
+    resumed = submission(entry(stream_id=1, output=(9,)), request_id="resumed")
+    (verdict,) = core.submit(resumed, outlet, 0.0)
+    assert verdict.refusal is None
+
+
 def test_a_budget_that_measured_speed_cannot_meet_is_refused_at_once() -> None:
     """32 tokens a millisecond were measured, so 60 tokens take two."""
     harness = Harness(capacity())

@@ -4,7 +4,7 @@ from services.scheduler.limits import CoreConfig
 from services.scheduler.policy import Policy
 from services.scheduler.sequence import Sequence
 from services.scheduler.waiting import WaitingQueue
-from tests.services.scheduler.builders import sequence
+from tests.services.scheduler.builders import entry, sequence
 
 
 def queue(**config: object) -> WaitingQueue:
@@ -33,6 +33,18 @@ def test_order_is_that_of_arrival_and_those_that_ran_come_first() -> None:
     waiting.add(preempted, 2.0)
     assert order(waiting, 2.0) == [preempted, first, second]
     assert waiting.head(2.0) is preempted
+
+
+def test_one_that_ran_at_another_scheduler_comes_before_newcomers_too() -> None:
+    waiting = WaitingQueue()
+    newcomer = add(waiting, at=1.0)
+    resumed = Sequence(
+        newcomer.request, newcomer.outlet, entry(output=(9,)), newcomer.sampling, arrived_at=2.0
+    )
+    waiting.add(resumed, 2.0)
+    assert order(waiting, 2.0) == [resumed, newcomer]
+    waiting.remove(resumed)
+    assert order(waiting, 2.0) == [newcomer]
 
 
 def test_those_that_ran_come_in_the_order_of_their_arrival_however_they_come_back() -> None:
