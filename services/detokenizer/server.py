@@ -30,7 +30,13 @@ from services.detokenizer.messages import (
 )
 from services.detokenizer.ports import Upstream
 from services.detokenizer.reading import check_token_ids, parse_members, parse_schema
-from services.detokenizer.session import Incoming, Outgoing, Session, StreamSubmit
+from services.detokenizer.session import (
+    SIGN_INTERVAL_S,
+    Incoming,
+    Outgoing,
+    Session,
+    StreamSubmit,
+)
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.rpc import Server
@@ -50,6 +56,7 @@ SERVICE_NAME: Final = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerSe
 MAX_FRAME_BYTES: Final = 8 << 20
 MAX_LABEL_BYTES: Final = 90
 TICK_S: Final = 0.25
+SIGN_INTERVAL_MS: Final = int((SIGN_INTERVAL_S + TICK_S) * 1000)
 _OBJECT_KINDS: Final = frozenset(map(int, ObjectKind))
 _TOOL_CHOICES: Final = frozenset(map(int, ToolChoice))
 
@@ -274,6 +281,7 @@ def outgoing_to_proto(outgoing: Outgoing) -> Iterator[ConnectResponse]:
             ends=map(_end_to_proto, outgoing.ends) if number == last else (),
             load=load_to_proto(outgoing.load) if outgoing.load and number == 0 else None,
             is_draining=outgoing.is_draining,
+            sign_interval_ms=SIGN_INTERVAL_MS if outgoing.is_first and number == 0 else 0,
         )
 
 

@@ -7,6 +7,7 @@ say; `wake` is called when that is more than nothing.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from services.detokenizer.build import (
     BuildContext,
@@ -22,6 +23,9 @@ from services.detokenizer.ports import Upstream
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import LoadSnapshot
+
+# A frontend hears something at least so often, but for the pace of ticks.
+SIGN_INTERVAL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,7 @@ class Outgoing:
     load: LoadSnapshot | None = None
     # Told with whatever else there is to say, and once by itself.
     is_draining: bool = False
+    is_first: bool = False
     is_news: bool = False
 
     def __bool__(self) -> bool:
@@ -80,6 +85,8 @@ class Session:
         self._refused: list[tuple[int, RequestError]] = []
         self._load: LoadSnapshot | None = None
         self._has_told_drain = False
+        self._told_at: float | None = None
+        self._is_sign_due = True
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -113,21 +120,27 @@ class Session:
             verdicts=list(self._refused),
             load=self._load,
             is_draining=is_draining,
-            is_news=is_draining and not self._has_told_drain,
+            is_first=self._told_at is None,
+            is_news=self._is_sign_due or (is_draining and not self._has_told_drain),
         )
         self._refused, self._load = [], None
-        self._has_told_drain = is_draining
+        self._has_told_drain, self._is_sign_due = is_draining, False
         changed, self._changed = self._changed, {}
         for stream_id in changed:
             delivery = self._deliveries.get(stream_id)
             if delivery is not None:
                 self._take(stream_id, delivery, outgoing, now)
+        if outgoing:
+            self._told_at = now
         return outgoing
 
     def tick(self, now: float) -> None:
-        """Look at the clock for every request."""
+        """Look at the clock for every request, and for the next sign of life."""
         for delivery in list(self._deliveries.values()):
             delivery.tick(now)
+        if self._told_at is None or now - self._told_at >= SIGN_INTERVAL_S:
+            self._is_sign_due = True
+            self._wake()
 
     def close(self) -> None:
         """The connection is gone: every request on it is aborted."""

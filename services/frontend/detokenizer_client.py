@@ -69,6 +69,9 @@ class DetokenizerClient:
         self.load_at = 0.0
         self.is_draining = False
         self.num_sequences = 0
+        self._gives_signs = False
+        self._has_spoken = True
+        self._num_silent_looks = 0
 
     @property
     def is_connected(self) -> bool:
@@ -88,6 +91,21 @@ class DetokenizerClient:
     async def run(self) -> None:
         """Keep connected until cancelled."""
         await self._link.run()
+
+    def look(self) -> int:
+        """Note whether it said something; looks since it did, where it promised to speak.
+
+        Looks are counted, and not seconds: where this process stood still itself, what was said
+        lies there unread.
+        """
+        is_silent = self.is_connected and self._gives_signs and not self._has_spoken
+        self._num_silent_looks = self._num_silent_looks + 1 if is_silent else 0
+        self._has_spoken = False
+        return self._num_silent_looks
+
+    def drop(self) -> None:
+        """Break the connection; what is on it is lost."""
+        self._link.drop()
 
     def submit(self, submission: Submission, exchange: Exchange | None = None) -> Exchange:
         """Send a request; raises UPSTREAM_LOST when there is no connection to send it on.
@@ -196,6 +214,8 @@ class DetokenizerClient:
     def take_message(self, message: detokenizer_pb2.DetokenizerServiceConnectResponse) -> None:
         """Hand out one message; bytes come before the ends of the same message."""
         was_ready = self.is_ready
+        self._has_spoken = True
+        self._gives_signs = self._gives_signs or message.sign_interval_ms > 0
         self.is_draining = message.is_draining
         for verdict in message.verdicts:
             self._take_verdict(verdict)
@@ -211,7 +231,7 @@ class DetokenizerClient:
 
     def connection_changed(self, is_connected: bool) -> None:
         """After a loss nothing of what was open is sent on the next stream."""
-        self.is_draining = False
+        self.is_draining = self._gives_signs = False
         if not is_connected:
             self._forget_all()
         self._on_change()

@@ -52,6 +52,7 @@ class Detokenizers:
         addresses: Where they listen.
         credit_bytes: Bytes of a stream that may be under way.
         bounds: Of second tries.
+        silence_s: One that says nothing for so long is lost.
         on_resubmit: Told why (`lost` or `refused`) a request is submitted again.
     """
 
@@ -61,10 +62,12 @@ class Detokenizers:
         *,
         credit_bytes: int,
         bounds: ResubmitBounds,
+        silence_s: float = 5.0,
         on_resubmit: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Start disconnected; `run` connects."""
         self._bounds = bounds
+        self._silence_s = silence_s
         self._on_resubmit = on_resubmit
         self.clients = tuple(
             DetokenizerClient(
@@ -118,7 +121,16 @@ class Detokenizers:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        await asyncio.gather(*(client.run() for client in self.clients))
+        await asyncio.gather(*(client.run() for client in self.clients), self._watch())
+
+    async def _watch(self) -> None:
+        """Break connections to those that stand still: they hold up what others could do."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for client in self.clients:
+                if client.look() * LOOK_S >= self._silence_s:
+                    _logger.warning("a detokenizer says nothing, cut off")
+                    client.drop()
 
     def submit(self, submission: Submission) -> Exchange:
         """Send a request; raises UPSTREAM_LOST when no detokenizer is reached."""

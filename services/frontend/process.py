@@ -52,6 +52,7 @@ def build_gateway(settings: FrontendSettings) -> Gateway:
         settings.detokenizer_address,
         credit_bytes=settings.stream_credit_bytes,
         bounds=settings.resubmit_bounds,
+        silence_s=settings.silence_timeout_s,
         on_resubmit=metrics.count_resubmission,
     )
     return Gateway(

@@ -95,6 +95,9 @@ class FrontendSettings(ServiceSettings):
     request_timeout_s: float = Field(
         default=3600.0, gt=0, le=86400, description="Whole time of a request."
     )
+    silence_timeout_s: float = Field(
+        default=5.0, ge=3.0, description="A detokenizer that says nothing for so long is lost."
+    )
     resubmit_timeout_s: float = Field(
         default=10.0,
         ge=0,

@@ -15,11 +15,11 @@ import pytest
 from tests.e2e.conftest import running
 from tests.e2e.mesh import Mesh, replay
 
-TEXT = "word " * 300 + "end"
+TEXT = "word " * 400 + "end"
 LONG = "word " * 1500
 FREE, TIGHT = "sk-free", "sk-tight"
 MAX_TIGHT = 3
-NUM_EACH = 4
+NUM_EACH = 2
 TURNS = [{"role": "user", "content": "Hi"}]
 # Path, body, and how a stream of that protocol that lost its detokenizer ends.
 PROTOCOLS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -44,7 +44,11 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 def running_with(keys: Path) -> Iterator[Mesh]:
     flags = ("--worker", "replay", "--log-level", "debug")
     counts = ("--api-server-count", "2", "--detokenizer-count", "2")
-    yield from running(*flags, *counts, environment={"GLM_MESH_FRONTEND_API_KEY_FILE": str(keys)})
+    environment = {
+        "GLM_MESH_FRONTEND_API_KEY_FILE": str(keys),
+        "GLM_MESH_FRONTEND_SILENCE_TIMEOUT_S": "3",
+    }
+    yield from running(*flags, *counts, environment=environment)
 
 
 class Asker(threading.Thread):
@@ -133,6 +137,24 @@ def hold(mesh: Mesh) -> list[Asker]:
     return holding
 
 
+def num_submitted(mesh: Mesh) -> int:
+    """Requests that reached a detokenizer so far."""
+    return sum(mesh.log(name).count("submitted") for name in ("detokenizer", "detokenizer-1"))
+
+
+def start_all(mesh: Mesh, streams: list[Asker], wholes: list[Asker]) -> None:
+    """Until every stream has begun and every whole answer has been asked for."""
+    before = num_submitted(mesh)
+    for asker in streams:
+        asker.start()
+    for asker in streams:
+        assert asker.has_begun.wait(30)
+    for asker in wholes:
+        asker.start()
+    num_all = len(streams) + len(wholes)
+    mesh.until(lambda: num_submitted(mesh) >= before + num_all, 20, "all are under way")
+
+
 def join(askers: list[Asker]) -> None:
     for asker in askers:
         asker.join(60)
@@ -144,10 +166,7 @@ def test_a_killed_detokenizer_costs_streams_that_began_and_nothing_else(mesh: Me
     before = {name: mesh.pid(name) for name in (killed, *others)}
     streams = [Asker(mesh, i, is_stream=True) for i in range(4 * NUM_EACH)]
     wholes = [Asker(mesh, i) for i in range(4 * NUM_EACH)]
-    for asker in streams + wholes:
-        asker.start()
-    for asker in streams:
-        assert asker.has_begun.wait(30)
+    start_all(mesh, streams, wholes)
     os.kill(before[killed], signal.SIGKILL)
     join(streams + wholes)
     assert [asker.status for asker in wholes] == [200] * len(wholes)
@@ -174,10 +193,29 @@ def test_a_killed_detokenizer_costs_streams_that_began_and_nothing_else(mesh: Me
     mesh.until_idle()
 
 
+def test_a_frozen_detokenizer_is_found_and_its_requests_go_elsewhere(mesh: Mesh) -> None:
+    pid = mesh.pid("detokenizer")
+    try:
+        wholes = [Asker(mesh, i) for i in range(8)]
+        streams = [Asker(mesh, i, is_stream=True) for i in range(4)]
+        start_all(mesh, streams, wholes)
+        os.kill(pid, signal.SIGSTOP)
+        join(streams + wholes)
+        assert all(asker.is_whole for asker in wholes)
+        assert all(asker.is_whole is not asker.is_failed for asker in streams)
+        assert sum(asker.is_failed for asker in streams) > 0
+        mesh.until_idle()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    mesh.until(lambda: mesh.metric("glm_mesh:num_detokenizers_ready") == 2, 20, "both are ready")
+    assert mesh.pid("detokenizer") == pid
+    mesh.until_idle()
+
+
 def test_a_key_has_its_bound_once_for_both_gateways(mesh: Mesh) -> None:
     holding = hold(mesh)
-    # Connections of their own: odds of 2 in 2 ** 12 that one gateway gets them all.
-    late = [Asker(mesh, 0, key=TIGHT) for _ in range(12)]
+    # Connections of their own: odds of 2 in 2 ** 10 that one gateway gets them all.
+    late = [Asker(mesh, 0, key=TIGHT) for _ in range(10)]
     for asker in late:
         asker.start()
     join(late)

@@ -13,6 +13,7 @@ from services.detokenizer.live import LiveRequests
 from services.detokenizer.messages import TextFinished
 from services.detokenizer.server import (
     MAX_FRAME_BYTES,
+    SIGN_INTERVAL_MS,
     DetokenizerServicer,
     DoorSettings,
     outgoing_to_proto,
@@ -417,3 +418,13 @@ def test_a_request_that_cannot_be_read_is_refused_alone(monkeypatch: pytest.Monk
 async def test_a_label_of_128_bytes_is_taken_whatever_its_letters(mesh: Mesh) -> None:
     assert len(server._label("é" * 64).encode()) <= server.MAX_LABEL_BYTES
     assert server._label("short") == "short"
+
+
+async def test_a_frontend_is_promised_signs_of_life_and_gets_them(mesh: Mesh) -> None:
+    call = mesh.stub.Connect()
+    async with asyncio.timeout(LIMIT_S):
+        assert (await call.read()).sign_interval_ms == SIGN_INTERVAL_MS
+        # Nothing happens, and still it speaks.
+        for _ in range(2):
+            assert (await call.read()).sign_interval_ms == 0
+    call.cancel()

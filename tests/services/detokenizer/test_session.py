@@ -117,6 +117,28 @@ def test_a_draining_service_refuses() -> None:
     assert refusal.reason is FailureReason.DRAINING
 
 
+def test_a_frontend_hears_something_at_least_once_a_second() -> None:
+    frontend = Frontend()
+    first = frontend.read(10.0)
+    assert first
+    assert first.is_first
+    woken = frontend.num_wakes
+    frontend.session.tick(10.9)
+    assert frontend.num_wakes == woken
+    assert not frontend.read(10.9)
+    frontend.session.tick(11.0)
+    assert frontend.num_wakes == woken + 1
+    sign = frontend.read(11.0)
+    assert sign
+    assert not sign.is_first
+    # What is said anyway counts as well.
+    frontend.send(1, submit())
+    frontend.upstream.listeners[0].on_verdict(0, None)
+    assert frontend.read(11.5).verdicts
+    frontend.session.tick(12.2)
+    assert not frontend.read(12.2)
+
+
 def test_a_drain_is_told_at_once_and_with_whatever_comes_later() -> None:
     frontend = Frontend()
     frontend.send(1, submit(is_stream=True))

@@ -57,6 +57,8 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             num_prefix_cache_hits_total=300,
         )  # fmt: skip
         self.is_draining = False
+        # Promised, and not kept: a test that wants signs of life sends them.
+        self.sign_interval_ms = 0
         self._outboxes: set[asyncio.Queue] = set()
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -91,7 +93,11 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
     async def Connect(self, requests: AsyncIterator, context: grpc.aio.ServicerContext) -> None:
         self.connections += 1
         outbox: asyncio.Queue = asyncio.Queue()
-        outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse(load=self.load))
+        outbox.put_nowait(
+            detokenizer_pb2.DetokenizerServiceConnectResponse(
+                load=self.load, sign_interval_ms=self.sign_interval_ms
+            )
+        )
         self._outboxes.add(outbox)
         tasks: dict[int, asyncio.Task] = {}
         reader = asyncio.create_task(self._read(requests, outbox, tasks))

@@ -46,7 +46,10 @@ async def until(is_so) -> None:  # noqa: ANN001
 
 @asynccontextmanager
 async def connected(
-    fakes: Sequence[FakeDetokenizer], bounds: ResubmitBounds | None = None
+    fakes: Sequence[FakeDetokenizer],
+    bounds: ResubmitBounds | None = None,
+    *,
+    silence_s: float = 5.0,
 ) -> AsyncIterator[Detokenizers]:
     """A pool; `causes` counts what was submitted again."""
     causes: list[str] = []
@@ -54,6 +57,7 @@ async def connected(
         [fake.address for fake in fakes],
         credit_bytes=1000,
         bounds=bounds or ResubmitBounds(timeout_s=5.0),
+        silence_s=silence_s,
         on_resubmit=causes.append,
     )
     pool.causes = causes  # type: ignore[attr-defined]
@@ -281,6 +285,33 @@ async def test_who_was_lost_waits_out_refusals_of_a_mesh_that_recovers(
         assert not exchange.is_ended
         fakes[0].behaviour = Behaviour()
         assert b"[DONE]" in await exchange.wait_for_end()
+
+
+async def test_one_that_promised_to_speak_and_says_nothing_is_lost(
+    fakes: list[FakeDetokenizer],
+) -> None:
+    fakes[0].sign_interval_ms = 100
+    async with connected(fakes, silence_s=0.6) as pool:
+        exchanges = await admitted(pool, submission("a"), submission("b"))
+        found = {exchange.request_id: exchange for exchange in exchanges}
+        moved, kept = (found[fake.submits[0].submit.request_id] for fake in fakes)
+        fakes[1].behaviour = Behaviour()
+        assert b"[DONE]" in await moved.wait_for_end()
+        # The other one promised nothing: its silence is no sign of anything.
+        await asyncio.sleep(0.8)
+        assert not kept.is_ended
+        assert fakes[1].connections == 1
+
+
+async def test_one_that_speaks_is_not_lost(fakes: list[FakeDetokenizer]) -> None:
+    fakes[0].sign_interval_ms = 100
+    async with connected(fakes[:1], silence_s=0.6) as pool:
+        (exchange,) = await admitted(pool, submission())
+        for _ in range(12):
+            fakes[0].say()
+            await asyncio.sleep(0.1)
+        assert not exchange.is_ended
+        assert fakes[0].connections == 1
 
 
 async def test_what_a_stopping_one_does_not_finish_is_finished_elsewhere(
