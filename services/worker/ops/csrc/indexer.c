@@ -12,12 +12,16 @@ ALWAYS_INLINE void score_four(const elem_t *query, const elem_t *const rows[DOT]
                               const float *weights, int64_t heads, float scores[DOT]) {
     __m512 total = _mm512_setzero_ps();
     for (int64_t head = 0; head < heads; head += DOT) {
-        const elem_t *queries[DOT];
-        for (int i = 0; i < DOT; i++)
+        const elem_t *queries[DOT], *keys[DOT];
+        for (int i = 0; i < DOT; i++) {
             queries[i] = query + (head + i < heads ? head + i : heads - 1) * HEAD;
+            keys[i] = rows[i];
+            /* Or gcc would load the keys once, and spill what the registers do not hold. */
+            __asm__("" : "+r"(keys[i]));
+        }
         lanes_t sums[16];
         dot_clear(sums);
-        dot_add(sums, queries, rows, HEAD);
+        dot_add(sums, queries, keys, HEAD);
         __m512 positive = _mm512_max_ps(dot_reduce(sums), _mm512_setzero_ps());
         total = _mm512_fmadd_ps(positive, _mm512_loadu_ps(weights + head * DOT), total);
     }
@@ -45,9 +49,18 @@ ALWAYS_INLINE void score_four(const elem_t *query, const elem_t *const rows[DOT]
 }
 #endif
 
-/* Scores of the first `limit` keys; `scores` has room for DOT more. */
+/* Ask memory for DOT keys, a little before their turn. */
+ALWAYS_INLINE void ask_for(const elem_t *keys) {
+    for (int64_t at = 0; at < DOT * HEAD; at += 64 / (int64_t)sizeof(elem_t))
+        __builtin_prefetch(keys + at);
+}
+
+/* Scores of the first `limit` keys; `scores` has room for DOT more. `is_far`: no token before this
+ * one brought them near. */
 static void score_keys(const int32_t *table, const elem_t *query, const elem_t *keys,
-                       const float *weights, int64_t heads, int64_t limit, float *scores) {
+                       const float *weights, int64_t heads, int64_t limit, int is_far,
+                       float *scores) {
+    enum { LEAD = 16 }; /* keys between those at work and those asked for */
     for (int64_t start = 0; start < limit; start += BLOCK) {
         const elem_t *block = keys + (int64_t)table[start / BLOCK] * BLOCK * HEAD;
         int64_t count = limit - start < BLOCK ? limit - start : BLOCK;
@@ -55,6 +68,8 @@ static void score_keys(const int32_t *table, const elem_t *query, const elem_t *
             const elem_t *rows[DOT];
             for (int j = 0; j < DOT; j++)
                 rows[j] = block + (key + j < count ? key + j : count - 1) * HEAD;
+            if (is_far && start + key + LEAD < limit)
+                ask_for(keys + row_of(table, (uint32_t)(start + key + LEAD)) * HEAD);
             score_four(query, rows, weights, heads, scores + start + key);
         }
     }
@@ -68,7 +83,7 @@ typedef struct {
     int *status;
 } select_t;
 
-static void select_for_token(const select_t *s, int64_t token, space_t *space) {
+static void select_for_token(const select_t *s, int64_t token, int64_t first, space_t *space) {
     const paged_t *p = &s->paged;
     int64_t sequence = sequence_of(p, token), heads = s->heads;
     int64_t limit = sequence < 0 ? 0 : causal_limit(p, sequence, token);
@@ -82,14 +97,16 @@ static void select_for_token(const select_t *s, int64_t token, space_t *space) {
     for (int64_t head = 0; head < heads; head++)
         for (int j = 0; j < DOT; j++)
             weights[head * DOT + j] = to_float(s->weights[token * s->weight_stride + head]);
+    const int is_far = token == first || sequence_of(p, token - 1) != sequence;
     score_keys(p->blocks + sequence * p->max_blocks, s->query + token * heads * HEAD, s->keys,
-               weights, heads, limit, space->scores);
+               weights, heads, limit, is_far, space->scores);
     select_scored(space, limit, s->count, positions);
 }
 
 static void select_tokens(const void *context, int64_t first, int64_t last) {
     space_t space = {0};
-    for (int64_t token = first; token < last; token++) select_for_token(context, token, &space);
+    for (int64_t token = first; token < last; token++)
+        select_for_token(context, token, first, &space);
     free(space.scores);
 }
 

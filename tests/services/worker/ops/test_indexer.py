@@ -86,6 +86,24 @@ def test_ties_go_to_the_lower_position(
     assert sorted(run(kernels, step, data, 16)[0, 0].tolist()) == list(range(16))
 
 
+@pytest.mark.parametrize("num_keys", [200, 5000])  # compiled kernels choose in one of two ways
+def test_of_scores_that_are_equal_the_first_are_selected(
+    kernels: Any, num_keys: int, make_step: Callable[..., Any], generator: torch.Generator
+) -> None:
+    step = make_step([3], [num_keys])
+    # Small whole numbers: few different scores, and exact in every order of adding up.
+    data = {
+        name: value.clamp(-1, 1).round()
+        for name, value in inputs(step, 2, torch.float32, generator).items()
+    }
+    selected = run(kernels, step, data, 70)
+    for token, sequence, limit in step.rows():
+        exact = scores(step, data, token, sequence, limit)
+        best = exact.sort(descending=True, stable=True).indices[:70]
+        assert 1 < (exact[best] == exact[best[-1]]).sum() < (exact == exact[best[-1]]).sum()
+        assert selected[token, 0].sort().values.tolist() == best.sort().values.tolist()
+
+
 def test_rows_without_keys_select_nothing(
     kernels: Any, make_step: Callable[..., Any], generator: torch.Generator
 ) -> None:
