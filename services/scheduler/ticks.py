@@ -28,16 +28,19 @@ def plan_step(
         now: Seconds.
         is_sweep: A step without rows will do, to tell a worker which of its rows have ended.
     """
+    if len(capacities) == 1:
+        plan = core.plan(now, first)
+        if plan is None and is_sweep and needs_sweep(core, [first]):
+            plan = core.plan_nothing(first)
+        return None if plan is None else [plan]
     replicas = range(first, first + len(capacities))
-    takes_prompts = len(replicas) == 1 or core.is_prompt_step(replicas)
+    takes_prompts = core.is_prompt_step(replicas)
     found = [core.plan(now, replica, takes_prompts=takes_prompts) for replica in replicas]
     if not (takes_prompts or any(found)):
         found = [core.plan(now, replica) for replica in replicas]
     if not any(found) and not (is_sweep and needs_sweep(core, replicas)):
         return None
     plans = [plan or core.plan_nothing(r) for r, plan in zip(replicas, found, strict=True)]
-    if len(plans) == 1:
-        return plans
     tick = make_tick(plans, capacities[0])
     return [dataclasses.replace(plan, tick=tick) for plan in plans]
 
