@@ -173,12 +173,14 @@ class RowConstraint:
         if matcher.is_error():
             raise StuckError(reason_of(matcher))
         is_satisfied = allows(words, self._eos)
-        _clear(words, self._ends_and_eos)
+        has_ends = _has(words, self._ends_and_eos)
+        if has_ends:
+            _clear(words, self._ends_and_eos)
         if self._num_blanks >= _MAX_BLANKS:
             self._refuse_blanks(words)
         if is_satisfied:
             _set(words, self._ends)
-        elif not words.any():
+        elif has_ends and not words.any():  # what the engine gives is never empty
             raise StuckError("the grammar leaves no token")
 
     def _refuse_blanks(self, words: Words) -> None:
@@ -220,6 +222,10 @@ def _bits(ids: Iterable[int]) -> _Bits:
     for each in ids:
         found[each // 32] = found.get(each // 32, 0) | 1 << each % 32
     return tuple(found.items())
+
+
+def _has(words: Words, bits: _Bits) -> bool:
+    return any(int(words[place]) & mask for place, mask in bits)
 
 
 def _set(words: Words, bits: _Bits) -> None:

@@ -1,7 +1,6 @@
 """The constraints of all rows, and the masks of a step: one per row and one behind each draft.
 
-Masks are made on the host while the device computes, into one buffer that moves to it once. Behind
-a draft that its grammar forbids nothing is masked: what is sampled there is never kept.
+Masks are made on the host while the device computes, into one buffer that moves to it once.
 """
 
 import time
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.worker.grammar.compiler import GrammarCompiler
+from services.worker.grammar.filling import MaskFiller, RowMasks
 from services.worker.grammar.mask_spans import MaskSpans
 from services.worker.grammar.placing import RowPlacer
-from services.worker.grammar.row import RowConstraint, StuckError, Words, allows
+from services.worker.grammar.row import RowConstraint, StuckError, Words
 from services.worker.plan import Ints, NewSequence
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
@@ -63,6 +63,7 @@ class RowConstraints:
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self._num_masks = self._mask_ns = 0
         self._spans = MaskSpans()
+        self._filler = MaskFiller()
 
     def admit(self, new: NewSequence) -> None:
         """Take the constraint of a new or resumed sequence, which has been prepared.
@@ -131,28 +132,30 @@ class RowConstraints:
             rows: [S] a row that has drafts stands several times, once behind each.
             drafts_of: The drafts that a place follows.
         """
-        places = np.flatnonzero(self.is_constrained[rows]) if self._is_any else ()
+        if not self._is_any:
+            return None
+        places = self.is_constrained[rows].nonzero()[0]
         if not len(places):
             return None
         assert self._compiler is not None
         started = time.perf_counter_ns()
         self._settle(rows[places])
-        words = self._room(len(places), self._compiler.vocabulary.num_words)
-        address, stride = self._buffer.ctypes.data, words.strides[0]
+        jobs = self._jobs(rows, places, drafts_of)
+        self._filler.fill(list(jobs.values()))
         is_masked = np.zeros(len(places), np.bool_)
         is_stuck = np.zeros(len(rows), np.bool_)
         end_ids: list[frozenset[int]] = []
-        for first, count in _runs(rows[places]):
-            row, last = int(rows[places[first]]), int(places[first + count - 1])
-            drafts = [] if drafts_of is None or count == 1 else drafts_of(last).tolist()
-            part = slice(first, first + count)
-            began = time.perf_counter_ns()
-            is_masked[part] = self._fill(row, words[part], address + first * stride, drafts)
-            constraint = self._rows[row]
-            is_stuck[places[part]] = constraint is None
-            if constraint is not None:
-                end_ids += [constraint.end_ids] * int(is_masked[part].sum())
-            self._spans.add(row, count, time.perf_counter_ns() - began)
+        for first, job in jobs.items():
+            row = int(rows[places[first]])
+            if job.error is not None:
+                self._give_up(row, job.error)
+            is_masked[first : first + len(job.words)] = job.is_masked
+            end_ids += [job.constraint.end_ids] * sum(job.is_masked)
+            self._spans.add(row, len(job.words), job.duration_ns)
+        failed = [row for row, constraint in self._rows.items() if constraint is None]
+        if failed:
+            is_stuck = np.isin(rows, failed)
+        words = self._buffer[: len(places)]
         self._num_masks += int(is_masked.sum())
         self._mask_ns += time.perf_counter_ns() - started
         if not is_masked.all():
@@ -184,26 +187,26 @@ class RowConstraints:
             except (RequestError, StuckError) as error:
                 self._give_up(row, error)
 
-    def _fill(self, row: int, words: Words, address: int, drafts: list[int]) -> list[bool]:
-        """Masks at a row and behind each of its drafts; whether there is one."""
-        is_masked = [False] * len(words)
-        constraint = self._rows[row]
-        if constraint is None:
-            return is_masked
-        try:
-            mark = constraint.mark()
-            for place, each in enumerate(words):
-                is_masked[place] = constraint.fill(each, address + place * words.strides[0])
-                if place == len(drafts):
-                    break
-                if is_masked[place] and not allows(each, drafts[place]):
-                    break
-                constraint.accept(drafts[place])
-            constraint.back_to(mark)
-        except StuckError as error:
-            self._give_up(row, error)
-            return [False] * len(words)
-        return is_masked
+    def _jobs(
+        self, rows: Ints, places: Ints, drafts_of: Callable[[int], Ints] | None
+    ) -> dict[int, RowMasks]:
+        """What is to be made of each row, by its first place among the constrained ones."""
+        assert self._compiler is not None
+        words = self._room(len(places), self._compiler.vocabulary.num_words)
+        address, stride = self._buffer.ctypes.data, words.strides[0]
+        jobs: dict[int, RowMasks] = {}
+        for first, count in _runs(rows[places]):
+            constraint = self._rows[int(rows[places[first]])]
+            if constraint is None:
+                continue
+            last = int(places[first + count - 1])
+            jobs[first] = RowMasks(
+                constraint,
+                words[first : first + count],
+                address + first * stride,
+                [] if drafts_of is None or count == 1 else drafts_of(last).tolist(),
+            )
+        return jobs
 
     def _room(self, count: int, num_words: int) -> Words:
         if self._buffer.shape[0] < count:
