@@ -1,6 +1,7 @@
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -15,10 +16,13 @@ from services.launcher.commands import Command
 from services.launcher.display import Display
 from services.launcher.log_tail import LogTail
 from services.launcher.ranks import Layout
+from services.launcher.restarts import MAX_RESTARTS
 from services.launcher.run_dir import SERVICES, RunDirectory, make_run_directory
 from services.launcher.supervisor import Supervisor
 from shared.parent import PARENT_VARIABLE
 
+# Against hanging: nothing here is about how fast a loaded machine starts Python.
+LIMIT_S = 60.0
 FAKE = str(Path(__file__).parent / "fake_service.py")
 
 
@@ -58,7 +62,7 @@ class Mesh:
     async def run(self, start_timeout_s: float = 30.0) -> int:
         return await self.supervisor.run(self.stop, start_timeout_s=start_timeout_s)
 
-    async def until(self, condition: Callable[[str], bool], limit_s: float = 15.0) -> str:
+    async def until(self, condition: Callable[[str], bool], limit_s: float = LIMIT_S) -> str:
         end = time.monotonic() + limit_s
         while not condition(self.screen.getvalue()):
             assert time.monotonic() < end, self.screen.getvalue()
@@ -67,6 +71,17 @@ class Mesh:
 
     def pid(self, name: str) -> int:
         return self.supervisor._pids()[name]
+
+    async def kill_until_given_up(self, *names: str) -> None:
+        """Kill these processes of one unit in turn, each time all of them run again."""
+        for number in range(MAX_RESTARTS + 1):
+            os.kill(self.pid(names[number % len(names)]), signal.SIGKILL)
+            await self.until(
+                lambda text, number=number: (  # type: ignore[misc]  # binds now
+                    "giving up" in text
+                    or all(text.count(f"\n{name}: started again") > number for name in names)
+                )
+            )
 
 
 async def test_a_mesh_comes_up_says_what_is_where_and_stops_in_order(tmp_path: Path) -> None:
@@ -79,7 +94,7 @@ async def test_a_mesh_comes_up_says_what_is_where_and_stops_in_order(tmp_path: P
     assert all(f"pid {pid}" in screen for pid in pids)
     assert (mesh.run_dir.path / "mesh.json").exists()
     mesh.stop.set()
-    assert await asyncio.wait_for(running, 20) == 0
+    assert await asyncio.wait_for(running, LIMIT_S) == 0
     assert order.read_text().split() == ["frontend", "detokenizer", "scheduler", "worker"]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -116,13 +131,8 @@ async def test_a_service_that_keeps_dying_ends_the_mesh(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path / "r")
     running = asyncio.create_task(mesh.run())
     await mesh.until(lambda text: "Ctrl-C" in text)
-    for _ in range(4):
-        pid = mesh.pid("worker")
-        os.kill(pid, signal.SIGKILL)
-        await mesh.until(
-            lambda text, pid=pid: mesh.pid("worker") != pid or "giving up" in text  # type: ignore[misc]  # binds now
-        )
-    assert await asyncio.wait_for(running, 20) == 1
+    await mesh.kill_until_given_up("worker")
+    assert await asyncio.wait_for(running, LIMIT_S) == 1
     assert "worker keeps ending (3 restarts in 60 s): giving up" in mesh.screen.getvalue()
     assert f"logs are in {mesh.run_dir.path}" in mesh.screen.getvalue()
 
@@ -132,7 +142,7 @@ async def test_a_service_that_cannot_start_ends_the_mesh_with_its_last_words(
     tmp_path: Path, code: int, expected: int
 ) -> None:
     mesh = Mesh(tmp_path / "r", scheduler=["--exit-code", str(code)])
-    assert await asyncio.wait_for(mesh.run(), 20) == expected
+    assert await asyncio.wait_for(mesh.run(), LIMIT_S) == expected
     screen = mesh.screen.getvalue()
     assert f"ended: exit code {code}" in screen
     assert "  scheduler| x ERROR fake fake: last words" in screen
@@ -147,8 +157,9 @@ async def test_a_service_that_cannot_start_ends_the_mesh_with_its_last_words(
 
 async def test_a_mesh_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path / "r", detokenizer=["--never-ready"])
-    assert await asyncio.wait_for(mesh.run(start_timeout_s=3.0), 20) == 1
-    assert "not ready after 3 s: detokenizer" in mesh.screen.getvalue()
+    assert await asyncio.wait_for(mesh.run(start_timeout_s=3.0), LIMIT_S) == 1
+    # On a slow machine others may be late as well.
+    assert re.search("not ready after 3 s: .*detokenizer", mesh.screen.getvalue())
 
 
 async def test_a_launcher_that_breaks_ends_the_mesh(
@@ -159,7 +170,7 @@ async def test_a_launcher_that_breaks_ends_the_mesh(
 
     monkeypatch.setattr(Supervisor, "_show_loud_lines", broken)
     mesh = Mesh(tmp_path / "r")
-    assert await asyncio.wait_for(mesh.run(), 20) == 1
+    assert await asyncio.wait_for(mesh.run(), LIMIT_S) == 1
     assert "the launcher failed: RuntimeError('disk')" in mesh.screen.getvalue()
 
 
@@ -169,7 +180,7 @@ async def test_stop_while_starting_leaves_nothing(tmp_path: Path) -> None:
     await mesh.until(lambda text: "worker: getting ready" in text)
     pids = [mesh.pid(name) for name in SERVICES]
     mesh.stop.set()
-    assert await asyncio.wait_for(running, 20) == 0
+    assert await asyncio.wait_for(running, LIMIT_S) == 0
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -183,7 +194,7 @@ async def test_a_deaf_service_is_killed_after_its_limit(
     running = asyncio.create_task(mesh.run())
     await mesh.until(lambda text: "Ctrl-C" in text)
     mesh.stop.set()
-    assert await asyncio.wait_for(running, 20) == 0
+    assert await asyncio.wait_for(running, LIMIT_S) == 0
     assert "worker: did not stop in 0.5 s, killed" in mesh.screen.getvalue()
 
 
@@ -229,14 +240,8 @@ async def test_a_world_that_keeps_dying_ends_the_mesh_whichever_rank_it_is(tmp_p
     mesh = Mesh(tmp_path / "r", layout=Layout(tensor_parallel_size=2))
     running = asyncio.create_task(mesh.run())
     await mesh.until(lambda text: "Ctrl-C" in text)
-    for number in range(4):
-        name = ("worker", "worker.1")[number % 2]
-        pid = mesh.pid(name)
-        os.kill(pid, signal.SIGKILL)
-        await mesh.until(
-            lambda text, name=name, pid=pid: mesh.pid(name) != pid or "giving up" in text  # type: ignore[misc]  # binds now
-        )
-    assert await asyncio.wait_for(running, 20) == 1
+    await mesh.kill_until_given_up("worker", "worker.1")
+    assert await asyncio.wait_for(running, LIMIT_S) == 1
     told = "worker (all ranks of world 0) keeps ending (3 restarts in 60 s): giving up"
     assert told in mesh.screen.getvalue()
 
@@ -245,7 +250,7 @@ async def test_a_rank_with_wrong_settings_ends_the_mesh(tmp_path: Path) -> None:
     mesh = Mesh(
         tmp_path / "r", layout=Layout(tensor_parallel_size=2), worker_1=["--exit-code", "2"]
     )
-    assert await asyncio.wait_for(mesh.run(), 20) == 2
+    assert await asyncio.wait_for(mesh.run(), LIMIT_S) == 2
     screen = mesh.screen.getvalue()
     assert "  worker.1| x ERROR fake fake: last words" in screen
     assert "cannot start with these settings" in screen
