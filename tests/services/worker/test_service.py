@@ -163,6 +163,30 @@ async def test_stopping_while_weights_are_read_ends_at_once_and_well(
     assert "left behind" not in caplog.text
 
 
+class FakeDesk:
+    compiler = None
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def warm(self) -> None:
+        self.told.append("warm")
+
+    async def close(self) -> None:
+        self.told.append("closed")
+
+
+async def test_grammars_get_ready_as_soon_as_the_model_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before: reading weights comes first. And not with the first constraint."""
+    desk = FakeDesk()
+    monkeypatch.setattr("services.worker.service.open_desk", lambda _: desk)
+    async with serving(settings(folder)):
+        assert desk.told == ["warm"]
+    assert desk.told == ["warm", "closed"]
+
+
 async def test_what_keeps_the_model_from_loading_ends_the_service(folder: Path) -> None:
     chosen = settings(folder, num_kv_blocks=2)
     with pytest.raises(ConfigError, match="--num-kv-blocks 2"):
