@@ -363,7 +363,7 @@ def test_what_constraints_cost_is_counted(nano: Mesh) -> None:
 
 
 def test_a_replay_cannot_be_constrained_and_says_so(replayed: Mesh) -> None:
-    with pytest.raises(openai.BadRequestError, match="replays scripts"):
+    with pytest.raises(openai.ConflictError, match="replays scripts"):
         ask(
             replayed,
             "x",
