@@ -122,10 +122,13 @@ class Batch:
         """Whether a sequence is catching up, or waits to."""
         return bool(self._catching_up or len(self._waiting))
 
-    def plan(self, now: float, *, takes_prompts: bool = True) -> StepPlan | None:
+    def plan(
+        self, now: float, *, takes_prompts: bool = True, has_peers: bool = False
+    ) -> StepPlan | None:
         """The next plan; None when the window is full or nothing can be ordered.
 
-        Without `takes_prompts` it is one of decoding sequences alone.
+        Without `takes_prompts` it is one of decoding sequences alone; with `has_peers` replicas
+        that step together have sequences, for which a long step is long as well.
         """
         if len(self._in_flight) >= self.limits.max_plans_in_flight:
             return None
@@ -139,7 +142,7 @@ class Batch:
         budget = self.limits.max_num_batched_tokens
         budget -= len(builder.sequences) * self.limits.num_decode_tokens
         num_others = len(builder.sequences) + len(self._catching_up) + len(self._waiting)
-        self._throttle.begin(has_others=num_others > 1)
+        self._throttle.begin(has_others=has_peers or num_others > 1)
         budget = self._plan_chunks(builder, budget)
         if num_preemptions == self.num_preemptions:
             self._admit(builder, budget, now)

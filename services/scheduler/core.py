@@ -230,14 +230,21 @@ class SchedulerCore:
             for sequence in list(request.live):
                 self._end(sequence, now, failure=error)
 
-    def plan(self, now: float, replica: int = 0, *, takes_prompts: bool = True) -> StepPlan | None:
-        """The next plan of a replica, None when there is none to send now."""
+    def plan(
+        self,
+        now: float,
+        replica: int = 0,
+        *,
+        takes_prompts: bool = True,
+        has_peers: bool = False,
+    ) -> StepPlan | None:
+        """The next plan of a replica, as `Batch.plan`; None when there is none to send now."""
         batch = self._replicas[replica].batch
         if batch is None:
             return None
         if self._replicas.unplaced == NOWHERE:
             self._replicas.placer.place(replica, now)
-        return batch.plan(now, takes_prompts=takes_prompts)
+        return batch.plan(now, takes_prompts=takes_prompts, has_peers=has_peers)
 
     def is_prompt_step(self, replicas: Iterable[int]) -> bool:
         """Whether the next step of replicas that step together takes prompts."""

@@ -22,7 +22,7 @@ class PromptThrottle:
         self._num_long = 0
 
     def begin(self, *, has_others: bool) -> None:
-        """A step; `has_others` says whether more than one sequence wants something of it."""
+        """A step; `has_others`: more than one sequence wants something of it, anywhere."""
         self._has_others = has_others
         self._num_partial = self._num_long = 0
 

@@ -35,14 +35,25 @@ def plan_step(
         return None if plan is None else [plan]
     replicas = range(first, first + len(capacities))
     takes_prompts = core.is_prompt_step(replicas)
-    found = [core.plan(now, replica, takes_prompts=takes_prompts) for replica in replicas]
+    found = _plan_each(core, replicas, now, takes_prompts=takes_prompts)
     if not (takes_prompts or any(found)):
-        found = [core.plan(now, replica) for replica in replicas]
+        found = _plan_each(core, replicas, now, takes_prompts=True)
     if not any(found) and not (is_sweep and needs_sweep(core, replicas)):
         return None
     plans = [plan or core.plan_nothing(r) for r, plan in zip(replicas, found, strict=True)]
     tick = make_tick(plans, capacities[0])
     return [dataclasses.replace(plan, tick=tick) for plan in plans]
+
+
+def _plan_each(
+    core: SchedulerCore, replicas: range, now: float, *, takes_prompts: bool
+) -> list[StepPlan | None]:
+    live = [core.num_live_at(replica) for replica in replicas]
+    num_live = sum(live)
+    return [
+        core.plan(now, replica, takes_prompts=takes_prompts, has_peers=num_live > own)
+        for replica, own in zip(replicas, live, strict=True)
+    ]
 
 
 def needs_sweep(core: SchedulerCore, replicas: Sequence[int]) -> bool:

@@ -9,6 +9,7 @@ from services.scheduler.outlet import Outlet
 from services.scheduler.plan import Capacity, StepPlan, Tick, WorkerContractError
 from services.scheduler.ticks import check_world, make_tick, needs_sweep, plan_step
 from shared.endings import AbortReason
+from shared.sampling import SamplingSpec
 from tests.services.scheduler.builders import capacity, entry, submission
 from tests.services.scheduler.harness import Harness
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -247,6 +248,29 @@ def test_replicas_that_captured_other_sizes_are_no_world() -> None:
     first, second = world()
     with pytest.raises(WorkerContractError, match="worker 1 has other captured_num_seqs"):
         check_world([first, dataclasses.replace(second, captured_num_seqs=(4,))])
+
+
+def test_a_long_prompt_alone_at_its_replica_does_not_stall_the_others_of_its_world() -> (
+    None
+):
+    capacities = world(num_blocks=400, max_model_len=600, max_num_batched_tokens=64)
+    core = start(capacities, long_prefill_token_threshold=16, prefill_schedule_interval=1)
+    workers = [SimulatedWorker(one) for one in capacities]
+
+    def step() -> list[int]:
+        plans = plan_step(core, 0, capacities, 0.0)
+        assert plans
+        for replica, (worker, plan) in enumerate(zip(workers, plans, strict=True)):
+            core.take_result(worker.run(plan), 0.0, replica)
+        return sorted(sum(plan.num_scheduled_tokens) for plan in plans)
+
+    long = SamplingSpec(max_tokens=30, eos_token_ids=())
+    core.submit(submission(entry(5), request_id="short", sampling=long), Outlet(), 0.0)
+    step()
+    core.submit(submission(entry(300), request_id="long"), Outlet(), 0.0)
+    assert [step() for _ in range(3)] == [[1, 16]] * 3
+    core.abort_request("short", 0.0)
+    assert step() == [0, 64], "nobody else is there"
 
 
 def shares(interval: int, num_prompts: int = 24) -> tuple[float, int]:
