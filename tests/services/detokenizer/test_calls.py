@@ -43,9 +43,10 @@ def test_a_call_without_arguments_is_one_piece() -> None:
 
 
 def test_every_call_has_its_own_index_and_id() -> None:
-    shown = show("<tool_call>now</tool_call><tool_call>nope</tool_call>" + GET + CITY + "a" + END)
-    assert [call["id"] for call in shown.calls] == ["call_0", "call_1"]
-    assert shown.named == [("now", "{}"), ("get_weather", '{"city": "a"}')]
+    now = "<tool_call>now</tool_call>"
+    shown = show(now + "<tool_call>nope</tool_call>" + GET + CITY + "a" + END + now)
+    assert [call["id"] for call in shown.calls] == ["call_0", "call_1", "call_2"]
+    assert shown.named == [("now", "{}"), ("get_weather", '{"city": "a"}'), ("now", "{}")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from shared.errors import RequestError
 from shared.glm.dialect import Dialect
-from shared.glm.render import RenderedPrompt
+from shared.glm.render import RenderedPrompt, ends_in_reasoning
 
 ROOT = Path(__file__).parents[3]
 CASES = [
@@ -232,6 +232,14 @@ def test_a_closed_think_block_of_an_earlier_turn_does_not_decide() -> None:
     ]
     prompt = render(history, template_kwargs={"clear_thinking": False})
     assert prompt.starts_in_reasoning
+
+
+def test_a_thought_that_stayed_open_in_an_earlier_turn_does_not_decide_either() -> None:
+    control = DIALECT.control
+    open_turn = [control.assistant, control.think, 5, control.user, 6]
+    assert ends_in_reasoning([*open_turn, control.assistant, control.think], control)
+    assert not ends_in_reasoning([*open_turn, control.assistant, 7], control)
+    assert not ends_in_reasoning([5, 6], control)
 
 
 def test_the_next_turn_continues_prompt_and_output_when_thinking_is_kept() -> None:
