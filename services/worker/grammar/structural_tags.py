@@ -12,6 +12,20 @@ from services.worker.grammar.writer import ANY_TEXT, GrammarWriter, quoted, refu
 
 _FIELD: Final = "format"
 _MAX_DEPTH: Final = 32
+_SEVERAL: Final = ("tags", "at_least_one", "stop_after_first")
+# What each part may say beside its type.
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "const_string": ("value",),
+    "json_schema": ("json_schema",),
+    "any_text": ("excludes",),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "excludes", *_SEVERAL),
+    "tags_with_separator": ("separator", *_SEVERAL),
+}
 
 Node: TypeAlias = Mapping[str, Any]
 WithOptions: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -78,6 +92,7 @@ class _TagReader:
         if read is None:
             known = ", ".join(self._parts)
             raise refused(_FIELD, f"{where}.type {kind!r} is not one of {known}")
+        _check_keys(given, str(kind), where)
         return read(given, where, depth)
 
     def _const(self, given: Node, where: str, _depth: int) -> str:
@@ -91,8 +106,16 @@ class _TagReader:
             raise refused(_FIELD, f"{where}.json_schema must be an object")
         return self._writer.schema(self._with_options(schema))
 
-    def _any_text(self, _given: Node, _where: str, _depth: int) -> str:
-        return self._writer.terminal(ANY_TEXT)
+    def _any_text(self, given: Node, where: str, _depth: int) -> str:
+        return self._writer.terminal(self._text_without(_excludes(given, where)))
+
+    def _text_without(self, parts: Sequence[str]) -> str:
+        """A terminal of any text in which none of some texts stands; control tokens never do."""
+        ordinary = [part for part in parts if self._writer.literal(part) == quoted(part)]
+        if not ordinary:
+            return ANY_TEXT
+        listed = " | ".join(map(quoted, ordinary))
+        return f"{ANY_TEXT} & ~({ANY_TEXT} ({listed}) {ANY_TEXT})"
 
     def _regex(self, given: Node, where: str, _depth: int) -> str:
         return self._writer.regex(_text(given, "pattern", where))
@@ -112,20 +135,24 @@ class _TagReader:
 
     def _rest_of_tag(self, given: Node, where: str, depth: int) -> str:
         """Content and end of a tag."""
-        end = _text(given, "end", where)
+        ends = _ends(given, where)
         content = given.get("content")
-        is_free = isinstance(content, dict) and content.get("type") == "any_text"
-        if is_free and end and self._writer.literal(end) == quoted(end):
-            # Text may not swallow the end that follows it.
-            return self._writer.lazy(f"{ANY_TEXT} {quoted(end)}")
         inside = self.node(content, f"{where}.content", depth + 1)
-        return f"{inside} {self._writer.literal(end)}" if end else inside
+        is_text = all(end and self._writer.literal(end) == quoted(end) for end in ends)
+        if isinstance(content, dict) and content.get("type") == "any_text" and is_text:
+            # Text may not swallow the end that follows it.
+            text = self._text_without(_excludes(content, f"{where}.content"))
+            return self._writer.lazy(f"({text}) ({' | '.join(map(quoted, ends))})")
+        last = " | ".join(self._writer.literal(end) for end in ends)
+        return f"{inside} ({last})"
 
     def _triggered(self, given: Node, where: str, depth: int) -> str:
         """Free text with tags in it: behind a trigger nothing else may stand."""
         writer = self._writer
         parts = self._triggered_parts(given, where, depth)
-        text = writer.terminal(ANY_TEXT)
+        triggers = _list(given, "triggers", where)
+        free = [*map(str, triggers), *_excludes(given, where)]
+        text = writer.terminal(self._text_without(free))
         inner = writer.rule(" | ".join(parts))
         if given.get("stop_after_first"):
             return writer.rule(inner if given.get("at_least_one") else f"{inner} | {text}")
@@ -136,11 +163,13 @@ class _TagReader:
         """Free text up to a trigger and the tags that it may begin, for each trigger."""
         triggers = _list(given, "triggers", where)
         tags = _list(given, "tags", where)
+        excludes = _excludes(given, where)
         found: dict[str, list[str]] = {}
         for place, tag in enumerate(tags):
             at = f"{where}.tags[{place}]"
             if not isinstance(tag, dict):
                 raise refused(_FIELD, f"{at} must be an object")
+            _check_keys(tag, "tag", at)
             begin = _text(tag, "begin", at)
             trigger = next((t for t in triggers if isinstance(t, str) and begin.startswith(t)), "")
             if not trigger:
@@ -150,15 +179,15 @@ class _TagReader:
             body += self._rest_of_tag(tag, at, depth)
             found.setdefault(trigger, []).append(self._writer.rule(body))
         return [
-            self._writer.rule(f"{self._up_to(trigger)} ({' | '.join(bodies)})")
+            self._writer.rule(f"{self._up_to(trigger, excludes)} ({' | '.join(bodies)})")
             for trigger, bodies in found.items()
         ]
 
-    def _up_to(self, trigger: str) -> str:
-        literal = self._writer.literal(trigger)
+    def _up_to(self, trigger: str, excludes: Sequence[str]) -> str:
+        literal, text = self._writer.literal(trigger), self._text_without(excludes)
         if literal == quoted(trigger):
-            return self._writer.lazy(f"{ANY_TEXT} {literal}")
-        return f"{self._writer.terminal(ANY_TEXT)} {literal}"
+            return self._writer.lazy(f"({text}) {literal}")
+        return f"{self._writer.terminal(text)} {literal}"
 
     def _separated(self, given: Node, where: str, depth: int) -> str:
         tags = _list(given, "tags", where)
@@ -180,6 +209,31 @@ class _TagReader:
             self.node(each, f"{where}.{name}[{place}]", depth + 1)
             for place, each in enumerate(_list(given, name, where))
         ]
+
+
+def _check_keys(given: Node, kind: str, where: str) -> None:
+    known = ("type", *_KEYS[kind])
+    for name in given:
+        if name not in known:
+            raise refused(_FIELD, f"{where}.{name} is not one of {', '.join(known)}")
+
+
+def _excludes(given: Node, where: str) -> list[str]:
+    """Texts that free text may not have in it."""
+    found = given.get("excludes", [])
+    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
+        raise refused(_FIELD, f"{where}.excludes must be an array of texts")
+    return found
+
+
+def _ends(given: Node, where: str) -> list[str]:
+    """How a tag may end: one text, which may be empty, or one of several."""
+    end = given.get("end")
+    if not isinstance(end, list):
+        return [_text(given, "end", where)]
+    if not end or not all(isinstance(text, str) for text in end):
+        raise refused(_FIELD, f"{where}.end must be a text or an array of texts")
+    return end
 
 
 def _list(given: Node, name: str, where: str) -> Sequence[Any]:

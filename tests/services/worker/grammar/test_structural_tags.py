@@ -66,6 +66,38 @@ def test_tags_may_be_required_and_single(reader: Reader, tag: Tag) -> None:
     assert not reader.begins(single, one + "x")
 
 
+def test_free_text_has_nothing_in_it_that_is_excluded(reader: Reader, tag: Tag) -> None:
+    value = tag({"format": {"type": "any_text", "excludes": ["bad", "wo\nrse", "<tool_call>"]}})
+    assert reader.reads(value, "a b ad")
+    for text in ("x bad", "wo\nrse"):
+        assert not reader.reads(value, text), text
+    inside = {"type": "tag", "begin": "<x>", "end": "</x>"}
+    inside["content"] = {"type": "any_text", "excludes": ["bad"]}
+    assert reader.reads(tag({"format": inside}), "<x>b a d</x>")
+    assert not reader.reads(tag({"format": inside}), "<x>bad</x>")
+
+
+def test_text_between_tags_has_no_trigger_and_nothing_excluded_in_it(
+    reader: Reader, tag: Tag
+) -> None:
+    call = {"begin": "<f>", "content": {"type": "regex", "pattern": "[0-9]"}, "end": "</f>"}
+    value = {"type": "triggered_tags", "triggers": ["<f>"], "tags": [call], "excludes": ["no"]}
+    for text in ("", "yes", "a<f>1</f>b<f>2</f>c"):
+        assert reader.reads(tag({"format": value}), text), text
+    for text in ("<f>", "a<f>x", "no", "no<f>1</f>", "<f>1</f>no"):
+        assert not reader.reads(tag({"format": value}), text), text
+
+
+def test_a_tag_may_have_several_ends(reader: Reader, tag: Tag) -> None:
+    for content in ({"type": "any_text"}, {"type": "regex", "pattern": "a+"}):
+        value = {"type": "tag", "begin": "<x>", "content": content, "end": ["</x>", "<|user|>"]}
+        if content["type"] == "any_text":
+            value["end"] = ["</x>", "</y>"]
+        for end in value["end"]:  # type: ignore[attr-defined]  # a list
+            assert reader.reads(tag({"format": value}), f"<x>aa{end}"), end
+        assert not reader.reads(tag({"format": value}), "<x>aa</z>")
+
+
 def test_parts_follow_each_other_and_alternate(reader: Reader, tag: Tag) -> None:
     value = {
         "format": {
@@ -107,6 +139,12 @@ def test_parts_follow_each_other_and_alternate(reader: Reader, tag: Tag) -> None
         ({"format": {"type": "sequence", "elements": []}}, "elements must be an array"),
         ({"structures": [{"begin": "x", "schema": {}, "end": ""}], "triggers": ["<"]}, "none of"),
         ({"structures": [3], "triggers": ["<"]}, r"structures\[0\] must be an object"),
+        ({"format": {"type": "any_text", "excludes": "x"}}, "excludes must be an array of texts"),
+        ({"format": {"type": "any_text", "style": "x"}}, "format.style is not one of type, excl"),
+        (
+            {"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": []}},
+            "end must be a text or an array of texts",
+        ),
     ],
 )
 def test_a_tag_that_is_none_is_refused_where_it_is_wrong(
