@@ -343,12 +343,12 @@ def check_counts(counts: Counter[str], num_events: int) -> None:
 
 
 def test_every_law_holds_after_each_of_ten_thousand_events() -> None:
-    check_counts(run_machine(260, is_random=False), 10_000)
+    check_counts(run_machine(340, is_random=False), 10_000)
 
 
 @pytest.mark.soak
 def test_every_law_holds_after_each_of_a_hundred_thousand_other_events() -> None:
-    check_counts(run_machine(2600, is_random=True), 100_000)
+    check_counts(run_machine(3400, is_random=True), 100_000)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])

@@ -250,9 +250,7 @@ def test_replicas_that_captured_other_sizes_are_no_world() -> None:
         check_world([first, dataclasses.replace(second, captured_num_seqs=(4,))])
 
 
-def test_a_long_prompt_alone_at_its_replica_does_not_stall_the_others_of_its_world() -> (
-    None
-):
+def test_a_long_prompt_alone_at_its_replica_does_not_stall_the_others_of_its_world() -> None:
     capacities = world(num_blocks=400, max_model_len=600, max_num_batched_tokens=64)
     core = start(capacities, long_prefill_token_threshold=16, prefill_schedule_interval=1)
     workers = [SimulatedWorker(one) for one in capacities]
