@@ -121,7 +121,8 @@ class Speculator(Generic[CachesT]):
         )
         runs = verification.judge(sampled.tokens, sampled.is_usable)
         for place in runs.is_broken.nonzero()[0].tolist():
-            first = int((verification.owners == place).argmax())
+            is_its_own = verification.owners == place
+            first = int((is_its_own & ~sampled.is_usable).argmax())
             self._table.fail(int(verification.rows[place]), sampled.failure(first))
         verified = _nothing(num_active, runs.tokens.shape[1])
         verified.runs[verification.entries] = runs.tokens

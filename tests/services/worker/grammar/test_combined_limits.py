@@ -67,6 +67,20 @@ def test_a_request_that_leaves_nothing_of_its_grammar_fails_alone_and_says_so(
 
 
 @both_ways
+def test_the_reason_is_told_also_behind_drafts_that_were_kept(bench: Bench, drafts: int) -> None:
+    """Greedy, and a drafter that is right: the row gets stuck behind its last draft."""
+    scheduler = bench.scheduler(drafts=drafts, liked="a")
+    only = tuple(bench.tokenizer.encode("a", allow_control=False))
+    for length in range(5, 9):
+        one = bench.add(
+            scheduler, regex(f"a{{{length}}}~"), allowed_token_ids=only, temperature=0.0
+        )
+        scheduler.run()
+        assert one.error is not None
+        assert "allowed_token_ids and bad_words" in one.error.message, length
+
+
+@both_ways
 def test_allowed_ids_and_a_grammar_leave_what_both_allow(bench: Bench, drafts: int) -> None:
     scheduler = bench.scheduler(drafts=drafts, liked="abcdefgh")
     ids = {c: bench.tokenizer.encode(c, allow_control=False)[0] for c in "abcd1"}
