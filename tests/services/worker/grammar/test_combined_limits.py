@@ -7,11 +7,14 @@ import pytest
 
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.plan import FinishCode
-from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.constraint import CalledTool, CallRules, Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason
 from shared.glm.tokenizer import GlmTokenizer
 from shared.sampling import ThinkingBudget
 from tests.services.worker.grammar.steps import POINT, Bench, choice, is_point, regex
+
+NOW = CalledTool(name="now")
+A_CALL = "<tool_call>now</tool_call>"
 
 
 @pytest.fixture
@@ -147,10 +150,19 @@ def test_a_stop_id_that_is_no_text_may_follow_a_complete_text(bench: Bench, draf
 
 @both_ways
 @pytest.mark.parametrize("budget", [0, 5])
-def test_a_spent_thinking_budget_begins_the_grammar(bench: Bench, drafts: int, budget: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"format": choice("yes").format}, "yes"),
+        ({"calls": CallRules(tools=(NOW,), is_required=True, is_parallel=False)}, A_CALL),
+    ],
+)
+def test_a_spent_thinking_budget_begins_the_grammar(
+    bench: Bench, drafts: int, budget: int, form: dict[str, Any], text: str
+) -> None:
     scheduler = bench.scheduler(drafts=drafts, liked="abc")
     end = bench.control.end_think
-    constraint = Constraint(format=choice("yes").format, start_after_token_id=end)
+    constraint = Constraint(**form, start_after_token_id=end)
     limit = ThinkingBudget(
         max_tokens=budget, end_token_id=end, other_end_token_ids=(bench.control.tool_call,)
     )
@@ -162,7 +174,7 @@ def test_a_spent_thinking_budget_begins_the_grammar(bench: Bench, drafts: int, b
         assert (one.error, one.code) == (None, FinishCode.EOS)
         assert one.outputs.index(end) <= budget
         rest = one.outputs[one.outputs.index(end) + 1 : -1]
-        assert bench.tokenizer.vocabulary.decode(rest) == "yes"
+        assert bench.tokenizer.vocabulary.decode(rest) == text
 
 
 @both_ways
