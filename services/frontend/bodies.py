@@ -1,8 +1,8 @@
 """Reads a request's body: bounded in bytes and time, strict JSON, an object at the top.
 
 Whatever is wrong ends in an `ApiError`: 413 over the limit, 408 when the bytes do not come, 400 for
-a wrong content type, broken UTF-8, malformed JSON, NaN, unpaired surrogates or absurd numbers.
-A key that stands twice counts with its last value, as in most JSON readers.
+a wrong content type or encoding, broken UTF-8, malformed JSON, NaN, unpaired surrogates or absurd
+numbers. A key that stands twice counts with its last value, as in most JSON readers.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ async def read_body(
         hold: Told of bytes before they are kept; raises when there is no room for them.
     """
     _check_content_type(scope)
+    _check_content_encoding(scope)
     try:
         async with asyncio.timeout(timeout_s):
             data = await _read(scope, receive, max_bytes, hold)
@@ -70,6 +71,17 @@ def decode(data: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid("The request body must be a JSON object.", None, "invalid_type")
     return value
+
+
+def _check_content_encoding(scope: Scope) -> None:
+    """Nothing is unpacked: a small body could become any size."""
+    coding = next((v for k, v in scope["headers"] if k == b"content-encoding"), b"identity")
+    if coding.strip().lower() != b"identity":
+        raise invalid(
+            f"The content encoding must be identity, got {coding.decode('latin-1')[:100]!r}.",
+            None,
+            "invalid_content_encoding",
+        )
 
 
 def _check_content_type(scope: Scope) -> None:

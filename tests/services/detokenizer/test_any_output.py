@@ -5,8 +5,8 @@ them, held against the unstreamed answer to the same tokens in one piece.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,10 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from services.detokenizer.build import build_presenter, build_response
+from services.detokenizer.delivery import ReaderLimits
+from services.detokenizer.events import DeltaEvent, EventWriter, SequenceEndEvent
 from services.detokenizer.messages import ObjectKind, ToolChoice
+from services.detokenizer.response import Response
 from shared.endings import FinishReason
 from shared.sampling import TokenLogprobs
 from tests.services.detokenizer.frames import CONTEXT, SPECS, events, finished, submit
@@ -113,38 +116,54 @@ def values_of(token: int) -> TokenLogprobs:
     )
 
 
-def answer(kind: ObjectKind, output: Output, arrival: Arrival, **spec: Any) -> bytes:
-    """Everything a client gets."""
+def started(kind: ObjectKind, output: Output, **spec: Any) -> tuple[Any, Response]:
+    """A request and its response, before any token."""
     if kind.is_conversation:
         spec = {"tools": SPECS, "tool_choice_name": "now", **spec}
     sampling = {"stop_token_ids": (NEWLINE,) if output.reason is None else ()}
     request = submit(len(output.choices), sampling=sampling, object_kind=kind, **spec)
-    response = build_response(request, CONTEXT, 0.0)
-    presenter = build_presenter(response, request.output, CONTEXT)
+    return request, build_response(request, CONTEXT, 0.0)
+
+
+def feed(
+    request: Any,
+    response: Response,
+    output: Output,
+    arrival: Arrival,
+    read: Callable[[], object],
+) -> None:
+    """All tokens and ends; `read` is called as the arrival says, and after each end."""
     pending = {choice.index: output.tokens(choice.index) for choice in response.choices}
-    data, number = b"", 0
+    number = 0
     while any(pending.values()):
         for choice in response.choices:
             size = arrival.groups[number % len(arrival.groups)]
-            tokens, pending[choice.index] = (
-                pending[choice.index][:size],
-                pending[choice.index][size:],
-            )
+            left = pending[choice.index]
+            tokens, pending[choice.index] = left[:size], left[size:]
             wanted = request.output.include_logprobs
             choice.feed(tokens, [values_of(token) for token in tokens] if wanted else None)
             number += 1
             if number % arrival.read_every == 0:
-                data += presenter.render(response.choices)
+                read()
+    is_stop_id = output.reason is None
     for choice in response.choices:
-        choice.finish(
-            finished(
-                output.reason or FinishReason.STOP,
-                stop_token_id=NEWLINE if output.reason is None else None,
-            )
-        )
-        data += presenter.render(response.choices)
+        stop_token_id = NEWLINE if is_stop_id else None
+        choice.finish(finished(output.reason or FinishReason.STOP, stop_token_id=stop_token_id))
+        read()
+
+
+def answer(kind: ObjectKind, output: Output, arrival: Arrival, **spec: Any) -> bytes:
+    """Everything a client gets."""
+    request, response = started(kind, output, **spec)
+    presenter = build_presenter(response, request.output, CONTEXT)
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        pieces.append(presenter.render(response.choices))
+
+    feed(request, response, output, arrival, read)
     assert presenter.render(response.choices) == b""
-    return data
+    return b"".join(pieces)
 
 
 def whole(kind: ObjectKind, output: Output, **spec: Any) -> Any:
@@ -336,6 +355,59 @@ def is_cut_call(event: dict[str, Any], stream: list[Any], body: dict[str, Any]) 
     """Whether an event belongs to the call at the end that was cut off."""
     starts = [e["index"] for e in stream if e["type"] == "content_block_start"]
     return len(starts) > len(body["content"]) and event.get("index") == starts[-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs(2), arrivals, options)
+def test_text_events_say_what_a_chat_says(
+    output: Output, arrival: Arrival, spec: dict[str, Any]
+) -> None:
+    spec = {**spec, "return_token_ids": True, "include_logprobs": False}
+    body = whole(ObjectKind.CHAT_COMPLETION, output, **spec)
+    for expected in body["choices"]:
+        found, index = Joined(), expected["index"]
+        for event in text_events(output, arrival, **spec):
+            found.add(event, index)
+        message = expected["message"]
+        assert (found.content or None) == message["content"]
+        assert (found.reasoning or None) == message["reasoning"]
+        assert found.token_ids == expected["token_ids"]
+        assert found.ends == [(expected["finish_reason"], expected["stop_reason"])]
+        complete = [(name, arguments) for _, name, arguments in calls_of(message)]
+        assert [tuple(call) for call in found.calls[: len(complete)]] == complete
+
+
+@dataclass
+class Joined:
+    """One choice, put together from its events."""
+
+    content: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    calls: list[list[str]] = field(default_factory=list)
+    ends: list[tuple[str, str | int | None]] = field(default_factory=list)
+
+    def add(self, event: Any, index: int) -> None:
+        if isinstance(event, DeltaEvent) and event.index == index:
+            assert not self.ends
+            self.content += event.content
+            self.reasoning += event.reasoning
+            self.token_ids += event.token_ids
+            for piece in event.tools:
+                if piece.call_id:
+                    self.calls.append([piece.name, ""])
+                self.calls[piece.index][1] += piece.arguments
+        elif isinstance(event, SequenceEndEvent) and event.index == index:
+            self.ends.append((event.finish_reason, event.stop_reason))
+
+
+def text_events(output: Output, arrival: Arrival, **spec: Any) -> list[Any]:
+    """What an internal client gets for the same tokens."""
+    request, response = started(ObjectKind.CHAT_COMPLETION, output, **spec)
+    writer = EventWriter(response, request.output, ReaderLimits())
+    found: list[Any] = []
+    feed(request, response, output, arrival, lambda: found.extend(writer.collect()))
+    return found
 
 
 CALLS = (

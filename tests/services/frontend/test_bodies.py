@@ -64,6 +64,22 @@ async def test_a_wrong_content_type_is_a_400(lone: httpx.AsyncClient, kind: str)
     assert response.json()["error"]["code"] == "invalid_content_type"
 
 
+@pytest.mark.parametrize(
+    ("coding", "is_taken"), [("gzip", False), ("br", False), ("Identity", True)]
+)
+async def test_a_body_that_is_packed_is_refused_by_that(
+    lone: httpx.AsyncClient, coding: str, is_taken: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    response = await lone.post(CHAT, json=body, headers={"content-encoding": coding})
+    error = response.json()["error"]
+    if is_taken:
+        assert response.status_code == 503  # nobody behind this gateway
+    else:
+        assert (response.status_code, error["code"]) == (400, "invalid_content_encoding")
+        assert coding in error["message"]
+
+
 def test_a_valid_surrogate_pair_is_one_character() -> None:
     assert decode(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
