@@ -351,7 +351,7 @@ def test_what_does_not_fit_the_next_worker_fails_and_the_rest_is_cut_to_it() -> 
     harness.submit(Outlet(), [40, 5], max_tokens=50)
     harness.step()
     harness.lose_worker()
-    harness.capacity = capacity(max_model_len=32)
+    harness.sides[0].capacity = capacity(max_model_len=32)
     harness.open_epoch()
     failure = end_of(harness, 0).failure
     assert failure is not None
