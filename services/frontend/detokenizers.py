@@ -113,11 +113,20 @@ class Detokenizers:
         counters must not go up and down between them. What they count themselves is added up here.
         """
         loads = [client.load for client in self.clients]
-        first = next((load for load in loads if load.is_worker_ready), None)
-        if first is None:
-            first = max(self.clients, key=lambda client: client.load_at).load
         sums = {name: sum(getattr(load, name) for load in loads) for name in _OWN_COUNTERS}
-        return replace(first, **sums)
+        return replace(self._first_load, **sums)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output that the schedulers take; 0 while nobody told."""
+        return self._first_load.max_model_len
+
+    @property
+    def _first_load(self) -> LoadSnapshot:
+        for client in self.clients:
+            if client.load.is_worker_ready:
+                return client.load
+        return max(self.clients, key=lambda client: client.load_at).load
 
     async def run(self) -> None:
         """Keep connected until cancelled."""

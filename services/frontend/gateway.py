@@ -44,7 +44,7 @@ class Gateway:
     @property
     def max_model_len(self) -> int:
         """Longest prompt plus output, in tokens."""
-        known = self.detokenizers.load.max_model_len
+        known = self.detokenizers.max_model_len
         return min(known, self.context_length) if known else self.context_length
 
     @property

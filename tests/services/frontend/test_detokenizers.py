@@ -130,7 +130,7 @@ async def test_one_without_a_chain_behind_it_takes_nothing(fakes: list[FakeDetok
         await until(lambda: pool.num_ready == 1)
         await admitted(pool, *(submission(f"r{i}") for i in range(3)))
         assert sizes(fakes) == [0, 3]
-        assert pool.load.max_model_len == 8192
+        assert pool.max_model_len == pool.load.max_model_len == 8192
 
 
 async def test_counters_do_not_go_up_and_down_between_detokenizers(
