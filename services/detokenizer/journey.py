@@ -168,7 +168,9 @@ class Journey:
 
     def newcomer(self, tracks: Sequence[Track]) -> Newcomer:
         """What some sequences bring; a prompt that several of them share is computed once."""
-        prompts = {track.spec.prompt_token_ids for track in tracks}
+        prompts = [track.spec.prompt_token_ids for track in tracks]
+        if len(prompts) > 1:  # else there is nothing to look for in what may be megabytes
+            prompts = list(dict.fromkeys(prompts))
         num_output_tokens = sum(len(track.ids) for track in tracks)
         return Newcomer(
             num_sequences=len(tracks),

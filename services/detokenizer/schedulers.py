@@ -346,7 +346,7 @@ class Schedulers:
         """The error of a journey that was lost too often, or has waited too long."""
         limits, text = self._limits, "the scheduler was lost"
         if journey.num_losses > limits.max_losses:
-            text += f" {journey.num_losses} times"
+            text += f" {journey.num_losses} times" if limits.max_losses else ""
         elif now < journey.give_up_at:
             return None
         elif limits.wait_s:

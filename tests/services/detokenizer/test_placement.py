@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detokenizer.placement import (
@@ -57,6 +57,7 @@ def chosen(key: bytes, works: list[SchedulerWork] | list[SchedulerWork | None]) 
     return None if work is None else work.name
 
 
+@settings(deadline=None)
 @given(KEYS, schedulers(), st.randoms(use_true_random=False))
 def test_two_detokenizers_with_the_same_snapshots_choose_the_same(
     key: bytes, works: list[SchedulerWork | None], random: object
@@ -67,6 +68,7 @@ def test_two_detokenizers_with_the_same_snapshots_choose_the_same(
     assert chosen(key, works) == chosen(key, other)
 
 
+@settings(deadline=None)
 @given(KEYS, schedulers(), st.integers(1, 8), st.integers(1, 5_000))
 def test_nobody_starves_and_the_bound_holds(
     key: bytes, works: list[SchedulerWork | None], num_sequences: int, num_tokens: int
@@ -94,6 +96,7 @@ def is_under(work: SchedulerWork, works: list[SchedulerWork], newcomer: Newcomer
     return work.num_sequences < most_sequences and work.num_tokens < most_tokens
 
 
+@settings(deadline=None)
 @given(KEYS, st.integers(2, 8), st.integers(0, 7))
 def test_a_scheduler_that_leaves_takes_only_its_own_prompts_along(
     key: bytes, count: int, leaving: int
@@ -108,6 +111,7 @@ def test_a_scheduler_that_leaves_takes_only_its_own_prompts_along(
     assert after != gone.name
 
 
+@settings(deadline=None)
 @given(KEYS, st.integers(1, 8))
 def test_a_scheduler_that_comes_takes_prompts_from_others_and_moves_none_between_them(
     key: bytes, count: int
@@ -173,6 +177,7 @@ def key_of(ids: list[int], salt: str = "", num_blocks: int = 2) -> bytes:
     return prompt_key(salt, pack_ids(ids), "digest", SIZE, num_blocks)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=2 * SIZE, max_size=2 * SIZE), st.data())
 def test_prompts_that_begin_alike_have_one_key(start: list[int], data: st.DataObject) -> None:
     tails = st.lists(st.integers(0, 99), max_size=3 * SIZE)

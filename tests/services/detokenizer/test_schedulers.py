@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
@@ -426,6 +426,7 @@ async def test_a_reset_reaches_all_and_says_whom_it_did_not() -> None:
 # -- any order of events ---------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 3))
 def test_whatever_is_lost_when_no_token_is_missing_and_none_comes_twice(
     seed: int, count: int
