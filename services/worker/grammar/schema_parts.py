@@ -1,12 +1,14 @@
 """Parts of a JSON Schema that stand for themselves: with what they refer to, and nothing else."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from services.worker.grammar.string_values import FORMATS
 from shared.json_pointer import resolve_pointer
 
-_SCHEMAS_BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas")
+_SCHEMAS_BY_NAME: Final = (
+    *("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"),
+)
 _LISTS_OF_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SCHEMAS: Final = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
@@ -19,38 +21,55 @@ LEFT_OUT: Final = frozenset(
 )
 
 
+Rename: TypeAlias = Callable[[Any], Any]
+
+
 def standing_alone(schema: Any, root: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSON values)
     """A part of `root` as a document of its own: what it refers to, directly or not, is beside it.
 
     References that lead nowhere stay as they are, for whoever compiles it to complain about.
     """
     names: dict[str, str] = {}
+
+    def rename(pointer: Any) -> Any:  # noqa: ANN401  (any JSON values)
+        if resolve_pointer(pointer, root) is None:
+            return pointer
+        name = names.setdefault(pointer, f"d{len(names)}")
+        return f"#/$defs/{name}"
+
     definitions: dict[str, Any] = {}
-    whole = _copied(schema, root, names)
+    whole = _copied(schema, rename, LEFT_OUT)
     waiting = list(names)
     for pointer in waiting:  # grows while it runs
-        definitions[names[pointer]] = _copied(resolve_pointer(pointer, root), root, names)
+        part = _copied(resolve_pointer(pointer, root), rename, LEFT_OUT)
+        definitions[names[pointer]] = part
         waiting.extend(list(names)[len(waiting) :])
     document: dict[str, Any] = whole if isinstance(whole, dict) else {}
     return {**document, "$defs": definitions} if definitions else document
 
 
-def _copied(node: Any, root: Any, names: dict[str, str]) -> Any:  # noqa: ANN401  (any JSON values)
-    """A schema without its decoration; references get names of their own."""
+def with_own_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole schema in which formats are the patterns by which we enforce them everywhere."""
+    found: dict[str, Any] = _copied(schema, lambda pointer: pointer, frozenset())
+    return found
+
+
+def _copied(node: Any, rename: Rename, left_out: frozenset[str]) -> Any:  # noqa: ANN401  (any JSON values)
+    """A schema with references renamed, formats as patterns, and some keywords left out."""
     if not isinstance(node, Mapping):
         return node
     found: dict[str, Any] = {}
     for key, value in node.items():
-        if key in LEFT_OUT:
+        if key in left_out:
             continue
         if key == "$ref":
-            found[key] = _renamed(value, root, names)
+            found[key] = rename(value)
         elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[key] = {name: _copied(each, root, names) for name, each in value.items()}
+            found[key] = {name: _copied(each, rename, left_out) for name, each in value.items()}
         elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            found[key] = [_copied(each, root, names) for each in value]
+            found[key] = [_copied(each, rename, left_out) for each in value]
         elif key in _SCHEMAS:
-            found[key] = _copied(value, root, names)
+            found[key] = _copied(value, rename, left_out)
         else:
             found[key] = value
     return _with_own_format(found)
@@ -66,10 +85,3 @@ def _with_own_format(schema: dict[str, Any]) -> dict[str, Any]:
     if "pattern" not in others:
         return {**others, "pattern": pattern}
     return {**others, "allOf": [*others.get("allOf", ()), {"pattern": pattern}]}
-
-
-def _renamed(pointer: Any, root: Any, names: dict[str, str]) -> Any:  # noqa: ANN401  (any JSON values)
-    if resolve_pointer(pointer, root) is None:
-        return pointer
-    name = names.setdefault(pointer, f"d{len(names)}")
-    return f"#/$defs/{name}"

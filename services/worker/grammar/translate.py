@@ -22,6 +22,13 @@ def translate(constraint: Constraint, vocabulary: EngineVocabulary) -> str:
     if constraint.num_bytes > MAX_CONSTRAINT_BYTES:
         text = f"{constraint.num_bytes} bytes are more than {MAX_CONSTRAINT_BYTES}"
         raise refused("constraint", text)
+    try:
+        return _translated(constraint, vocabulary)
+    except RecursionError:
+        raise refused("constraint", "it nests too deep") from None
+
+
+def _translated(constraint: Constraint, vocabulary: EngineVocabulary) -> str:
     writer = GrammarWriter(vocabulary)
     control = vocabulary.control
     if is_triggered(constraint):

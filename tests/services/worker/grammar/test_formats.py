@@ -1,5 +1,6 @@
 """Text formats."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +36,23 @@ def test_blanks_between_the_parts_of_json_are_bounded_or_none(
     own = make_format(FormatKind.JSON_SCHEMA, text, whitespace_pattern=" ")
     assert reader.reads(own, '{ "a": 1 }')
     assert not reader.begins(own, "{\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("time", "09:59:59Z", "09:59:60Z"),
+        ("date", "2024-02-29", "2023-02-29"),
+        ("ipv6", "::1", "::g"),
+    ],
+)
+def test_formats_mean_in_json_what_they_mean_in_calls(
+    reader: Reader, make_format: Make, name: str, good: str, bad: str
+) -> None:
+    text = json.dumps({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"format": name}}})
+    constraint = make_format(FormatKind.JSON_SCHEMA, text)
+    assert reader.reads(constraint, f'["{good}"]')
+    assert not reader.reads(constraint, f'["{bad}"]')
 
 
 def test_a_strict_schema_refuses_what_a_lax_one_leaves_out(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.grammar.compiler import compile_anew
-from services.worker.grammar.translate import is_triggered
+from services.worker.grammar.translate import is_triggered, translate
 from services.worker.grammar.vocabulary import EngineVocabulary
 from shared.constraint import (
     MAX_CONSTRAINT_BYTES,
@@ -105,3 +105,34 @@ def test_whatever_a_tool_declares_it_has_a_grammar_or_a_reason(value: Any, is_st
 @functools.cache
 def _vocabulary() -> EngineVocabulary:
     return EngineVocabulary(GlmTokenizer.load(NANO))
+
+
+def deep(depth: int) -> list[Constraint]:
+    schema = '{"properties":{"x":' * depth + "{}" + "}}" * depth
+    tool = CalledTool(name="f", parameters_json=schema)
+    return [
+        Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=schema)),
+        Constraint(calls=CallRules(tools=(tool,), is_required=True)),
+    ]
+
+
+def test_a_schema_that_nests_deep_is_translated(vocabulary: EngineVocabulary) -> None:
+    for constraint in deep(100):
+        assert translate(constraint, vocabulary)
+
+
+def test_a_schema_that_nests_too_deep_is_refused(vocabulary: EngineVocabulary) -> None:
+    for constraint in deep(5000):
+        with pytest.raises(RequestError, match="recursion"):
+            translate(constraint, vocabulary)
+
+
+def test_a_schema_that_is_too_deep_to_walk_through_is_refused(
+    vocabulary: EngineVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhaust(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("services.worker.grammar.translate.add_format", exhaust)
+    with pytest.raises(RequestError, match="nests too deep"):
+        translate(deep(1)[0], vocabulary)
