@@ -30,6 +30,7 @@ _SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key
 # Within what a double holds; readers take a larger number for a text.
 _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?/"
 _MAX_DEPTH: Final = 32
+_COMBINED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "enum", "const"})
 
 
 class ValueWriter:
@@ -132,9 +133,12 @@ class ValueWriter:
         document = standing_alone(only, self._root)
         options = {"lenient": not self._is_strict, **_SEPARATORS}
         document["x-guidance"] = options
-        told = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(document))
-        # Types are gathered without looking at what else is said: nothing may be left of one.
-        return [] if "Unsatisfiable" in told else [self._writer.schema(document)]
+        if "type" not in leaf or leaf.keys() & _COMBINED:
+            # Types are gathered without looking at what else is said: nothing may be left of one.
+            told = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(document))
+            if "Unsatisfiable" in told:
+                return []
+        return [self._writer.schema(document)]
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:  # noqa: ANN401  (any JSON value)
