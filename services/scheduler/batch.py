@@ -103,6 +103,11 @@ class Batch:
         return len(self._in_flight)
 
     @property
+    def is_full(self) -> bool:
+        """Whether no further plan may be in flight."""
+        return len(self._in_flight) >= self.limits.max_plans_in_flight
+
+    @property
     def last_planned_step(self) -> int:
         """Step of the latest plan, 0 before the first."""
         return self._next_step - 1
@@ -130,7 +135,7 @@ class Batch:
         Without `takes_prompts` it is one of decoding sequences alone; with `has_peers` replicas
         that step together have sequences, for which a long step is long as well.
         """
-        if len(self._in_flight) >= self.limits.max_plans_in_flight:
+        if self.is_full:
             return None
         self._now = now
         if takes_prompts and self._policy.is_priority and len(self._waiting):

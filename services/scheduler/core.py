@@ -240,7 +240,7 @@ class SchedulerCore:
     ) -> StepPlan | None:
         """The next plan of a replica, as `Batch.plan`; None when there is none to send now."""
         batch = self._replicas[replica].batch
-        if batch is None:
+        if batch is None or batch.is_full:
             return None
         if self._replicas.unplaced == NOWHERE:
             self._replicas.placer.place(replica, now)
