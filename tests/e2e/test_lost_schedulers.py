@@ -202,6 +202,20 @@ def test_a_frozen_scheduler_is_left_and_comes_back(
     assert two.pid("scheduler-1") == pid, "it was frozen, not dead: nobody restarted it"
 
 
+@pytest.mark.soak
+def test_a_scheduler_whose_worker_does_not_come_back_hands_over_to_the_other(
+    two: Mesh, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    """A worker reads its weights for longer than the 1.2 s that a scheduler waits for it."""
+    before, pid = counts(two), two.pid("worker.1")
+    streams = read_all(two, lambda: os.kill(pid, signal.SIGKILL))
+    check_same(streams, undisturbed)
+    assert counts(two)["scheduler_losses"] == before["scheduler_losses"]
+    two.until(lambda: two.pid("worker.1") != pid, RESTART_S, "it is started again")
+    until_whole(two)
+
+
+@pytest.mark.soak
 def test_a_scheduler_that_an_operator_replaces_hands_over_what_it_does_not_finish(
     two: Mesh, undisturbed: list[tuple[Any, ...]]
 ) -> None:
