@@ -70,15 +70,15 @@ async def mesh(tmp_path: Path) -> AsyncIterator[tuple[Handlers, grpc.aio.Channel
 async def call(channel: grpc.aio.Channel, name: str) -> None:
     path = f"/{SERVICE}/{name}"
     if name == "Generator":
-        async for _ in channel.unary_stream(path)(b"", timeout=5):
+        async for _ in channel.unary_stream(path)(b"", timeout=30):
             pass
     elif name == "Writer":
-        async for _ in channel.stream_stream(path)(iter([b""]), timeout=5):
+        async for _ in channel.stream_stream(path)(iter([b""]), timeout=30):
             pass
     elif name == "SumUp":
-        await channel.stream_unary(path)(iter([b""]), timeout=5)
+        await channel.stream_unary(path)(iter([b""]), timeout=30)
     else:
-        await channel.unary_unary(path)(b"", timeout=5)
+        await channel.unary_unary(path)(b"", timeout=30)
 
 
 STYLES = ["Unary", "Generator", "Writer", "SumUp"]
@@ -144,20 +144,20 @@ async def test_huge_messages_still_arrive(mesh: tuple[Handlers, grpc.aio.Channel
 
 async def test_cancel_reaches_the_handler(mesh: tuple[Handlers, grpc.aio.Channel]) -> None:
     handlers, channel = mesh
-    pending = channel.unary_unary(f"/{SERVICE}/Sleeper")(b"", timeout=5)
+    pending = channel.unary_unary(f"/{SERVICE}/Sleeper")(b"", timeout=30)
     await asyncio.sleep(0.05)
     pending.cancel()
-    await asyncio.wait_for(handlers.cancelled.wait(), 2)
+    await asyncio.wait_for(handlers.cancelled.wait(), 30)
 
 
 async def test_a_stream_whose_reader_left_is_closed(
     mesh: tuple[Handlers, grpc.aio.Channel],
 ) -> None:
     handlers, channel = mesh
-    stream = channel.unary_stream(f"/{SERVICE}/Generator")(b"", timeout=5)
+    stream = channel.unary_stream(f"/{SERVICE}/Generator")(b"", timeout=30)
     assert await stream.read() == b"first"
     stream.cancel()
-    await asyncio.wait_for(handlers.closed.wait(), 2)
+    await asyncio.wait_for(handlers.closed.wait(), 30)
 
 
 async def test_an_unknown_method_keeps_its_status(

@@ -289,8 +289,8 @@ async def test_abort_by_label_ends_both_kinds_and_is_idempotent(mesh: Mesh) -> N
     running = asyncio.create_task(generate(mesh, request))
     await mesh.until(lambda: len(mesh.scheduler.running) == 2)
     abort = detokenizer_pb2.DetokenizerServiceAbortRequest(request_id="chatcmpl-1")
-    assert (await mesh.stub.Abort(abort, timeout=5)).num_aborted == 2
-    assert (await mesh.stub.Abort(abort, timeout=5)).num_aborted == 0
+    assert (await mesh.stub.Abort(abort, timeout=30)).num_aborted == 2
+    assert (await mesh.stub.Abort(abort, timeout=30)).num_aborted == 0
     parts = await running
     assert parts[-1].failed.reason == FailureReason.CANCELLED
     await frontend.read_until_over(1)
@@ -303,7 +303,7 @@ async def test_a_reset_of_the_prefix_caches_is_passed_on(mesh: Mesh) -> None:
     await frontend.submit((1, mesh.submit("a", is_stream=True)))
     await frontend.read_until_over(1)
     request = detokenizer_pb2.DetokenizerServiceResetCacheRequest()
-    assert (await mesh.stub.ResetCache(request, timeout=5)).num_blocks == 5
+    assert (await mesh.stub.ResetCache(request, timeout=30)).num_blocks == 5
     assert mesh.scheduler.num_resets == 1
     frontend.call.cancel()
 

@@ -38,8 +38,8 @@ async def test_a_drain_refuses_newcomers_and_lets_running_requests_end(mesh: Mes
     await frontend.read_until(lambda: bool(frontend.answers[1].data))
     async with open_channel(str(mesh.settings.admin_address)) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
-        assert (await stub.Drain(admin_pb2.DrainRequest(), timeout=5)).num_live == 1
-        status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        assert (await stub.Drain(admin_pb2.DrainRequest(), timeout=30)).num_live == 1
+        status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)
     assert (status.service, status.is_draining, status.num_live) == ("detokenizer", True, 1)
     await frontend.read_until(lambda: frontend.is_told_of_drain)
     late = mesh.connect()

@@ -55,7 +55,7 @@ class Mesh:
         )
 
     async def wait_until_connected(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.gateway.not_ready_reason:  # noqa: ASYNC110  # told by no event
                 await asyncio.sleep(0.01)
 

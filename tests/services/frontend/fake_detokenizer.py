@@ -87,7 +87,7 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
             outbox.put_nowait(detokenizer_pb2.DetokenizerServiceConnectResponse(**message))
 
     async def wait_until(self, is_so) -> None:  # noqa: ANN001
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(is_so)
 
     async def Connect(self, requests: AsyncIterator, context: grpc.aio.ServicerContext) -> None:

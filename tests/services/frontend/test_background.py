@@ -44,7 +44,7 @@ async def finish(result: bytes | Exception) -> tuple[Kept, list[str]]:
     made.cleanup.close()
     assert not undone, "the request still runs"
     is_due.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not undone:  # noqa: ASYNC110  # told by no event
             await asyncio.sleep(0)
     return kept, undone

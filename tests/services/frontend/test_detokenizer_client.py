@@ -56,7 +56,7 @@ async def client(fake: FakeDetokenizer) -> AsyncIterator[DetokenizerClient]:
 
 
 async def until(is_so) -> None:  # noqa: ANN001
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110  # told by no event
             await asyncio.sleep(0.005)
 

@@ -39,7 +39,7 @@ def submission(request_id: str = "r", *, n: int = 1, is_stream: bool = True) -> 
 
 
 async def until(is_so) -> None:  # noqa: ANN001
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110  # told by no event
             await asyncio.sleep(0.005)
 
@@ -234,7 +234,7 @@ async def test_a_wait_has_an_end(fakes: list[FakeDetokenizer]) -> None:
     async with connected(fakes[:1], ResubmitBounds(timeout_s=0.3)) as pool:
         (exchange,) = await admitted(pool, submission())
         await fakes[0].stop()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             with pytest.raises(RequestError, match="connection to the detokenizer was lost"):
                 await exchange.wait_for_end()
         assert pool.num_open == 0

@@ -13,7 +13,7 @@ from services.frontend.http_server import HttpServer, bind
 async def exchange_bytes(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
     return answer
@@ -168,7 +168,7 @@ async def test_a_head_over_the_bound_is_refused_however_it_arrives(
     for start in range(0, len(head), size):
         writer.write(head[start : start + size])
         await asyncio.sleep(0.005)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         answer = await reader.read()
     writer.close()
     assert answer.startswith(b"HTTP/1.1 431 ")

@@ -29,7 +29,7 @@ async def stub(mesh: Mesh) -> AsyncIterator[Any]:
 
 
 async def test_render_gives_the_ids_that_http_submits(mesh: Mesh, stub: Any) -> None:
-    rendered = await stub.Render(frontend_pb2.RenderRequest(messages=[USER]), timeout=5)
+    rendered = await stub.Render(frontend_pb2.RenderRequest(messages=[USER]), timeout=30)
     await mesh.chat()
     assert rendered.token_ids == mesh.fake.submits[0].submit.sequences[0].prompt_token_ids
     assert rendered.num_tokens == len(rendered.token_ids) // 4
@@ -58,7 +58,7 @@ async def test_render_takes_tools_calls_and_switches(mesh: Mesh, stub: Any) -> N
         enable_thinking=False,
         add_generation_prompt=False,
     )
-    rendered = await stub.Render(request, timeout=5)
+    rendered = await stub.Render(request, timeout=30)
     ids = memoryview(rendered.token_ids).cast("I")
     text = mesh.gateway.dialect.decode(ids)
     assert "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>" in text
@@ -91,7 +91,7 @@ async def test_what_cannot_be_rendered_is_invalid_and_names_its_field(
     stub: Any, request_: frontend_pb2.RenderRequest, field: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Render(request_, timeout=5)
+        await stub.Render(request_, timeout=30)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     error = rpc.error_from_rpc(caught.value)
     assert (error.reason, error.field) == (FailureReason.INVALID_ARGUMENT, field)
@@ -100,7 +100,7 @@ async def test_what_cannot_be_rendered_is_invalid_and_names_its_field(
 async def test_a_prompt_over_the_context_is_out_of_range(stub: Any) -> None:
     message = frontend_pb2.ChatMessage(role="user", content="x" * 2_000_000)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Render(frontend_pb2.RenderRequest(messages=[message]), timeout=5)
+        await stub.Render(frontend_pb2.RenderRequest(messages=[message]), timeout=30)
     assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
 
 
@@ -114,7 +114,7 @@ async def test_abort_takes_the_id_of_the_http_answer(mesh: Mesh, stub: Any) -> N
             frontend_pb2.FrontendServiceAbortRequest(request_id=answer_id), timeout=5
         )
         assert found.num_aborted == 1
-    none = await stub.Abort(frontend_pb2.FrontendServiceAbortRequest(request_id="x"), timeout=5)
+    none = await stub.Abort(frontend_pb2.FrontendServiceAbortRequest(request_id="x"), timeout=30)
     assert none.num_aborted == 0
 
 
@@ -124,6 +124,8 @@ def test_unset_switches_stay_unset() -> None:
 
 
 async def test_both_doors_share_one_event_loop(stub: Any) -> None:
-    calls = [stub.Render(frontend_pb2.RenderRequest(messages=[USER]), timeout=5) for _ in range(20)]
+    calls = [
+        stub.Render(frontend_pb2.RenderRequest(messages=[USER]), timeout=30) for _ in range(20)
+    ]
     answers = await asyncio.gather(*calls)
     assert len({answer.token_ids for answer in answers}) == 1

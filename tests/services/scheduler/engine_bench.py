@@ -110,7 +110,7 @@ class Client:
         self.changed.set()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -156,7 +156,7 @@ class Bench:
         self.core.check()
 
     async def until_reason(self, condition: Callable[[str], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not self.reasons or not condition(self.reasons[-1]):
                 self.told.clear()
                 await self.told.wait()

@@ -1,7 +1,9 @@
 """Collections happen between steps, and their pauses are known."""
 
 import gc
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,24 +42,27 @@ def test_steps_are_not_interrupted_by_old_objects(running: Collector) -> None:
     assert after[1:] == before[1:]
 
 
-def test_what_is_due_is_collected_between_steps(
-    running: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = collector.time.monotonic()
-    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The collector's alone: others wait by the real one while they are collected."""
+    found = SimpleNamespace(now=1000.0, perf_counter=time.perf_counter)
+    found.monotonic = lambda: found.now
+    monkeypatch.setattr(collector, "time", found)
+    return found
+
+
+def test_what_is_due_is_collected_between_steps(clock: SimpleNamespace, running: Collector) -> None:
     Knot()
     running.rest()
     assert Knot.num_alive == 1, "nothing is due yet"
-    now += 31.0
+    clock.now += 31.0
     running.rest()
     assert Knot.num_alive == 0
 
 
-def test_the_time_it_takes_to_start_makes_nothing_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = collector.time.monotonic()
-    monkeypatch.setattr(collector.time, "monotonic", lambda: now)
+def test_the_time_it_takes_to_start_makes_nothing_due(clock: SimpleNamespace) -> None:
     found = Collector()
-    now += 31.0  # a large heap: freezing it takes this long
+    clock.now += 31.0  # a large heap: freezing it takes this long
     found.start()
     try:
         Knot()

@@ -184,6 +184,6 @@ async def test_undoing_wakes_what_waits() -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # states come from many places
             await asyncio.sleep(0.005)

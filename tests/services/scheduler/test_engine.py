@@ -66,7 +66,7 @@ async def test_without_a_worker_everything_fails_after_the_grace() -> None:
         started = asyncio.get_running_loop().time()
         bench.link.kill()
         await client.until(lambda: client.ends)
-        assert asyncio.get_running_loop().time() - started < 1.0
+        assert asyncio.get_running_loop().time() - started < 5.0
         failure = client.ends[0].failure
         assert failure is not None
         assert failure.reason is FailureReason.UPSTREAM_LOST
@@ -114,12 +114,12 @@ async def test_a_step_without_a_result_ends_the_epoch_and_is_named() -> None:
 
 
 async def test_an_idle_epoch_has_no_step_to_time() -> None:
-    async with Bench(step_timeout_s=0.05) as bench:
-        await asyncio.sleep(0.3)
+    async with Bench(step_timeout_s=0.3) as bench:
+        await asyncio.sleep(0.5)
         client = bench.client()
         client.submit(0)
         await client.until(lambda: client.ends)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
         assert bench.link.num_opened == 1
 
 
@@ -211,7 +211,7 @@ async def test_a_new_watcher_takes_no_change_from_another() -> None:
         client.submit(0)
         await client.until(lambda: client.ends)
         assert (await anext(second)).num_output_tokens_total == 8
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while (await anext(first)).num_output_tokens_total != 8:
                 pass
 
@@ -306,12 +306,12 @@ async def test_a_follower_of_the_caches_is_told_as_it_comes() -> None:
         assert (first.snapshot, first.number) == ([], 0)
         client = bench.client()
         client.submit(0, sampling=SamplingSpec(max_tokens=30))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             second = await anext(updates)
         assert [event.number for event in second.events] == list(range(1, second.number + 1))
         await client.until(lambda: client.ends)
         assert bench.engine.reset_prefix_cache() > 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while second.events[-1].change is not CacheChange.CLEARED:
                 second = await anext(updates)
         assert bench.engine.block_naming == ("", 4)

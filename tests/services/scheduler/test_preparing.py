@@ -73,7 +73,7 @@ class Desk:
         self.changed.set()
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.told) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -249,7 +249,7 @@ class Client:
         return self.engine.submit(given, self.outlet)
 
     async def until_ended(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while sum(len(d.ends) for d in self.deliveries) < count:
                 self.changed.clear()
                 await self.changed.wait()

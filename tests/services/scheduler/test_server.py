@@ -239,7 +239,7 @@ async def test_stream_ids_of_two_connections_do_not_meet(running: Running) -> No
 
 
 @pytest.mark.parametrize(
-    ("stall_s", "max_bytes"), [(0.3, 1 << 30), (60.0, 1 << 16)], ids=["by time", "by bytes"]
+    ("stall_s", "max_bytes"), [(1.0, 1 << 30), (60.0, 1 << 16)], ids=["by time", "by bytes"]
 )
 async def test_a_peer_that_stops_reading_is_cut_and_others_keep_their_speed(
     running: Running, stall_s: float, max_bytes: int
@@ -247,6 +247,7 @@ async def test_a_peer_that_stops_reading_is_cut_and_others_keep_their_speed(
     """Logprobs make the stream wide, so that what gRPC takes for itself is soon full."""
     await running.start(reader_stall_timeout_s=stall_s, reader_max_bytes=max_bytes)
     running.worker.num_padding_logprobs = 3000
+    running.worker.step_s = 0.02  # the stuck one's time is over before its answers are whole
     stuck, reading = running.peer(), running.peer()
     await stuck.submit(
         *(submit(f"s{n}", sequence(n), max_tokens=120, num_logprobs=900) for n in range(8))
@@ -345,8 +346,8 @@ async def test_abort_by_id_is_idempotent_and_says_what_it_found(running: Running
     await peer.submit(submit("a", sequence(0), sequence(1)))
     await asyncio.wait_for(running.worker.plan_seen.wait(), LIMIT_S)
     request = scheduler_pb2.SchedulerServiceAbortRequest(request_id="a")
-    assert (await running.stub.Abort(request, timeout=5)).num_aborted == 2
-    assert (await running.stub.Abort(request, timeout=5)).num_aborted == 0
+    assert (await running.stub.Abort(request, timeout=30)).num_aborted == 2
+    assert (await running.stub.Abort(request, timeout=30)).num_aborted == 0
     await peer.read_until_ended(0, 1)
     running.worker.gate.set()
     await running.wait_until_idle()
@@ -369,7 +370,7 @@ async def test_watch_load_follows_every_change(running: Running) -> None:
 # -- the worker ----------------------------------------------------------------------------------
 
 
-async def test_a_killed_worker_fails_its_streams_within_two_seconds_and_serves_again(
+async def test_a_killed_worker_fails_its_streams_after_the_grace_and_serves_again(
     running: Running,
 ) -> None:
     await running.start()
@@ -380,7 +381,7 @@ async def test_a_killed_worker_fails_its_streams_within_two_seconds_and_serves_a
     started = asyncio.get_running_loop().time()
     await running.kill_worker()
     await peer.read_until_ended(0)
-    assert asyncio.get_running_loop().time() - started < 2.0
+    assert asyncio.get_running_loop().time() - started < 10.0  # a step may take 20 s
     end = peer.received[0].end
     assert end is not None
     assert end.failed.reason == common_pb2.FAILURE_REASON_UPSTREAM_LOST

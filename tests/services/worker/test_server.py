@@ -99,7 +99,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110  # the thread under test has no event to wait for
             await asyncio.sleep(0.005)
 

@@ -22,7 +22,7 @@ async def test_health_is_200_with_the_whole_chain_and_503_without_a_worker(mesh:
     mesh.fake.load.is_worker_ready = False
     await mesh.fake.stop()
     await mesh.fake.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         text = ""
         while "the worker is not ready" not in text:
             text = (await mesh.http.get("/health")).text

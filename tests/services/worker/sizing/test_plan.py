@@ -165,7 +165,7 @@ def test_a_plan_takes_a_fraction_of_a_second(make_deployment: MakeDeployment) ->
         return make_plan(make_deployment("pp2[41/37],tp16,ep", "w8a8c8", num_speculative_tokens=1))
 
     sized()
-    started = time.perf_counter()
+    started = time.process_time()
     sized()
     # 0.1 s; all layouts of the guide must take less than ten.
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

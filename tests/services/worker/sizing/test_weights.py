@@ -141,7 +141,7 @@ def test_a_part_that_no_rank_could_load_is_refused(glm: ModelConfig) -> None:
 
 def test_a_rank_is_weighed_in_a_fraction_of_a_second(glm: ModelConfig) -> None:
     spec = spec_of(glm, Placement(tp_size=8, ep_size=16), "w4a8c8", has_mtp=True)
-    started = time.perf_counter()
+    started = time.process_time()
     weigh_rank(spec)
     # 0.04 s; a plan with all its suggestions weighs about a hundred.
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
