@@ -27,7 +27,8 @@ from protos.glm.v1 import (
     scheduler_pb2_grpc,
 )
 from services.detokenizer.messages import SequenceSpec, TokenSubmit
-from services.detokenizer.scheduler_client import SchedulerClient
+from services.detokenizer.placement import PlacementRules
+from services.detokenizer.schedulers import ResumeLimits, Schedulers
 from services.detokenizer.server import outgoing_to_proto
 from services.detokenizer.session import Outgoing
 from services.frontend import submission
@@ -225,11 +226,17 @@ class TokenListener:
 
 
 async def read_deliveries(address: str, work: Work) -> None:
-    """The detokenizer's client, without a detokenizer."""
+    """The detokenizer's clients, without a detokenizer."""
     counter = Counter(work)
-    client = SchedulerClient(address, on_state=lambda _: None, on_load=lambda _: None)
+    client = Schedulers(
+        [address],
+        PlacementRules(),
+        ResumeLimits(),
+        on_reach=lambda _: None,
+        on_load=lambda _: None,
+    )
     running = asyncio.create_task(client.run())
-    await _until(lambda: client.is_connected)
+    await _until(lambda: client.is_reached)
     counter.ready()
     for number in range(work.num_running):
         spec = SequenceSpec(index=0, prompt_token_ids=pack_ids([1]))
