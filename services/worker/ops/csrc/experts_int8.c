@@ -64,21 +64,29 @@ typedef struct {
     float factor[I8_COLUMNS], constant[I8_COLUMNS];
 } columns_t;
 
+/* Factors of `columns` columns in float32, in place or in `space`; NULL where results are sums. */
+static const float *find_factors(const experts_t *e, int64_t first, int64_t columns, float *space) {
+    union { uint32_t bits; float value; } number;
+    if (e->scale_type == NO_SCALE) return NULL;
+    if (e->scale_type == SCALE_F32) return (const float *)e->scale + first;
+    if (e->scale_type == SCALE_BF16)
+        for (int64_t c = 0; c < columns; c++) {
+            number.bits = (uint32_t)((const uint16_t *)e->scale)[first + c] << 16;
+            space[c] = number.value;
+        }
+    else
+        for (int64_t c = 0; c < columns; c++) {
+            number.bits = (uint32_t)((const int64_t *)e->scale)[first + c];
+            space[c] = number.value;
+        }
+    return space;
+}
+
 /* What becomes of the sums of a group's rows from a column on, but for where they go. */
 static i8_finish_t open_columns(const experts_t *e, int64_t group, int64_t column, int64_t columns,
                                 columns_t *space) {
     const int64_t at = group * e->outer + column;
-    i8_finish_t f = {.columns = columns, .factor = space->factor};
-    if (e->scale_type == NO_SCALE) f.factor = NULL;
-    if (e->scale_type == SCALE_F32) f.factor = (const float *)e->scale + at;
-    if (e->scale_type == SCALE_BF16 || e->scale_type == SCALE_BITS)
-        for (int64_t c = 0; c < columns; c++) {
-            union { uint32_t bits; float value; } number;
-            number.bits = e->scale_type == SCALE_BITS
-                              ? (uint32_t)((const int64_t *)e->scale)[at + c]
-                              : (uint32_t)((const uint16_t *)e->scale)[at + c] << 16;
-            space->factor[c] = number.value;
-        }
+    i8_finish_t f = {.columns = columns, .factor = find_factors(e, at, columns, space->factor)};
     if (e->bits == 8 || !f.factor) return f;
     for (int64_t c = 0; c < columns; c++)
         space->constant[c] = e->bias[at + c] - 8.0f * (float)e->w_sums[at + c] * f.factor[c];

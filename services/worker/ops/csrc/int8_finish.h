@@ -79,31 +79,44 @@ ALWAYS_INLINE void i8_finish(const i8_finish_t *f, int64_t row, __m512i low, __m
 }
 #endif
 
+#ifndef I8_VNNI
+/* I8_COLUMNS numbers of 4 bytes: those of an array that may be missing, or end earlier. */
+ALWAYS_INLINE const void *i8_whole(const void *numbers, int64_t columns, const void *missing,
+                                   void *space) {
+    if (!numbers || columns == I8_COLUMNS) return numbers ? numbers : missing;
+    memcpy(space, missing, I8_COLUMNS * sizeof(float));
+    return memcpy(space, numbers, (size_t)columns * sizeof(float));
+}
+
 /* Rows of I8_COLUMNS sums. */
 static void i8_finish_rows(const i8_finish_t *f, int64_t row, int64_t rows, const int32_t *sums) {
-    const int64_t columns = f->columns < I8_COLUMNS ? f->columns : I8_COLUMNS;
-    const size_t bytes = (size_t)columns * sizeof(int32_t);
-    int32_t addend[I8_COLUMNS] = {0}, whole[I8_COLUMNS];
-    float factor[I8_COLUMNS] = {0}, constant[I8_COLUMNS], shift[I8_COLUMNS], values[I8_COLUMNS];
     /* Adding -0 changes no number, not even its sign. */
-    for (int c = 0; c < I8_COLUMNS; c++) constant[c] = shift[c] = -0.0f;
-    if (f->addend) memcpy(addend, f->addend, bytes);
-    if (f->factor) memcpy(factor, f->factor, bytes);
-    if (f->constant) memcpy(constant, f->constant, bytes);
-    if (f->shift) memcpy(shift, f->shift, bytes);
+    static const float nothing[I8_COLUMNS] = {[0 ... I8_COLUMNS - 1] = -0.0f};
+    static const int32_t zeros[I8_COLUMNS];
+    const int64_t columns = f->columns < I8_COLUMNS ? f->columns : I8_COLUMNS;
+    float space[4][I8_COLUMNS], values[I8_COLUMNS];
+    int32_t whole[I8_COLUMNS];
+    const int32_t *addend = i8_whole(f->addend, columns, zeros, space[0]);
+    const float *factor = i8_whole(f->factor, columns, nothing, space[1]);
+    const float *constant = i8_whole(f->constant, columns, nothing, space[2]);
+    const float *shift = i8_whole(f->shift, columns, nothing, space[3]);
     for (const int64_t end = row + rows; row < end; row++, sums += I8_COLUMNS) {
         for (int c = 0; c < I8_COLUMNS; c++)
             whole[c] = (int32_t)((uint32_t)sums[c] + (uint32_t)addend[c]);
         if (!f->factor) {
-            memcpy((int32_t *)f->y + row * f->y_stride, whole, bytes);
+            memcpy((int32_t *)f->y + row * f->y_stride, whole, (size_t)columns * sizeof(int32_t));
             continue;
         }
         const float scale = f->row_scale ? f->row_scale[row] : 1.0f;
         for (int c = 0; c < I8_COLUMNS; c++)
             values[c] = ((float)whole[c] * factor[c] + constant[c]) * scale + shift[c];
         elem_t *y = (elem_t *)f->y + row * f->y_stride;
-        for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
+        if (columns == I8_COLUMNS)
+            for (int c = 0; c < I8_COLUMNS; c++) y[c] = from_float(values[c]);
+        else
+            for (int64_t c = 0; c < columns; c++) y[c] = from_float(values[c]);
     }
 }
+#endif
 
 #endif
