@@ -1,9 +1,11 @@
 """What it takes to submit a request again."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
+from services.frontend import resubmission
 from services.frontend.exchange import Exchange
 from services.frontend.resubmission import Job, in_time, packed
 from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, Submission
@@ -68,6 +70,42 @@ def test_each_move_is_another_attempt_and_forgets_what_came() -> None:
     assert kept.submission.attempt == 2
     assert exchange.take() == b""
     assert exchange.is_admitted
+
+
+class Recorder:
+    """A span that tells what became of it."""
+
+    def __init__(self) -> None:
+        self.traceparent = ""
+        self.told: list[str] = []
+
+    def fail(self, reason: str) -> None:
+        self.told.append(reason)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_each_gap_is_a_span_of_the_requests_trace(
+    monkeypatch: pytest.MonkeyPatch, is_placed: bool
+) -> None:
+    started: list[tuple[str, dict[str, object]]] = []
+    span = Recorder()
+
+    def start(name: str, *, traceparent: str, attributes: dict[str, object]) -> Recorder:
+        started.append((f"{name} under {traceparent}", attributes))
+        return span
+
+    monkeypatch.setattr(resubmission, "start_span", start)
+    kept = job(replace(submission(), traceparent="00-aa"))
+    kept.begin_move(Exchange("r"), "lost")
+    facts = {"glm.request_id": "r", "glm.attempt": 1, "glm.cause": "lost"}
+    assert started == [("resubmit under 00-aa", facts)]
+    assert span.told == []
+    for _ in range(2):
+        kept.end_wait(is_placed=is_placed)
+    assert span.told == (["end"] if is_placed else ["no detokenizer took it", "end"])
 
 
 def test_limits_go_on_running() -> None:

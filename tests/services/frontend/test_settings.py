@@ -25,6 +25,18 @@ def test_the_flags_of_the_launcher_are_understood() -> None:
     assert settings.worker_mode == "replay"
 
 
+def test_several_detokenizers_are_named_with_commas_or_one_by_one() -> None:
+    flags = [*LEAST, "--detokenizer-address", "unix:/tmp/e,host:7000"]
+    settings = parse(FrontendSettings, flags)
+    assert settings.detokenizer_address == ["unix:/tmp/d", "unix:/tmp/e", "host:7000"]
+
+
+def test_bounds_of_second_tries_are_settings() -> None:
+    flags = [*LEAST, "--resubmit-timeout-s", "2.5", "--max-resubmit-bytes", "1000"]
+    bounds = parse(FrontendSettings, flags).resubmit_bounds
+    assert (bounds.timeout_s, bounds.max_bytes) == (2.5, 1000)
+
+
 def test_the_folder_names_the_model_when_nothing_else_does() -> None:
     assert parse(FrontendSettings, LEAST).model_names == ("nano",)
 
@@ -38,6 +50,9 @@ def test_the_folder_names_the_model_when_nothing_else_does() -> None:
         (["--api-key", ""], "API key is empty"),
         (["--served-model-name", ""], "empty"),
         (["--worker-mode", "fast"], "replay"),
+        (["--detokenizer-address", "unix:/tmp/d"], "--detokenizer-address .*twice"),
+        (["--resubmit-timeout-s", "-1"], "--resubmit-timeout-s"),
+        (["--silence-timeout-s", "1"], "--silence-timeout-s"),
     ],
 )
 def test_a_wrong_value_names_its_flag_and_what_is_valid(flags: list[str], words: str) -> None:
