@@ -177,6 +177,25 @@ def test_two_schedulers_say_what_one_says(two: Mesh, undisturbed: list[tuple[Any
     until_whole(two)
 
 
+def test_a_text_that_goes_on_returns_to_where_its_start_is_cached(two: Mesh) -> None:
+    """By chance alone eight would find it once in 256 times."""
+    cached = []
+    for number in range(8):
+        start = f"{number} of eight: " + "one two three four five six seven " * 40
+        for text in (start, start + "and so on"):
+            body = {"model": "glm-nano", "prompt": text, "max_tokens": 1}
+            usage = httpx.post(f"{two.url}/v1/completions", json=body, timeout=30).json()["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert min(cached) >= 4 * 128, "the blocks that it is ranked by, and more"
+    steps = [
+        float(line.rsplit(" ", 1)[1])
+        for line in httpx.get(f"{two.url}/metrics", timeout=10).text.splitlines()
+        if line.startswith("glm_mesh:replica_steps_total{")
+    ]
+    assert len(steps) == 2
+    assert min(steps) > 0, "prompts go to both"
+
+
 @pytest.mark.parametrize(
     "names", [("scheduler",), ("scheduler", "scheduler-1")], ids=["one", "all"]
 )
