@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import plan_conversation
+from services.frontend.chat_plan import conversation_of, plan_conversation
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import sort_extra, unknown_in_object, unknown_in_parts
 from services.frontend.framing import ResponseFraming
@@ -20,6 +20,7 @@ from services.frontend.not_served import (
     RESPONSE_TOOL_NOT_SERVED,
 )
 from services.frontend.planning import unix_now
+from services.frontend.render import NO_LIMIT
 from services.frontend.response_items import (
     ChatMessages,
     check_item_types,
@@ -34,7 +35,7 @@ from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.text_formats import unknown_in_format
-from services.frontend.tool_choice import unknown_in_choice
+from services.frontend.tool_choice import tool_rules_of, unknown_in_choice
 from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
@@ -86,6 +87,27 @@ async def plan_response(gateway: Gateway, body: Body, visit: Visit) -> Plan:
         kept=answer if request.store is not False else None,
         is_background=bool(request.background),
     )
+
+
+async def count_input(gateway: Gateway, body: Body, visit: Visit) -> tuple[int, list[str]]:
+    """How many tokens the model would see of an input; paths of unknown fields."""
+    check_item_types(body.value.get("input"))
+    request = parse(ResponsesRequest, body.value)
+    gateway.check_model(request.model)
+    unknown = _check(request)
+    stored = await _previous(gateway, request, visit)
+    items = stored + items_of(body.value["input"])
+    chat = messages_of(items, instructions=request.instructions, num_stored=len(stored))
+    raw = _chat_body(request, body.value, chat)
+    num_bytes = body.num_bytes + _size_of(chat.messages)
+    try:
+        parsed = parse(ChatRequest, raw)
+        tool_rules_of(parsed, has_parser=True)
+        conversation, inside = conversation_of(gateway, parsed, Body(raw, num_bytes))
+    except ApiError as error:
+        raise renamed(error, chat.origins, _NAMES) from None
+    prompt = await gateway.renderer.render_chat(conversation, num_bytes=num_bytes, limit=NO_LIMIT)
+    return len(prompt.token_ids), unknown + inside
 
 
 def _check(request: ResponsesRequest) -> list[str]:

@@ -177,6 +177,13 @@ class TokenCount(Answer):
     input_tokens: int
 
 
+class InputTokens(Answer):
+    """Size of a response's input."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class RenderedRequest(Answer):
     """A body for /inference/v1/generate."""
 

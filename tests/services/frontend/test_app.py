@@ -21,7 +21,8 @@ def test_all_endpoints_are_there(lone_gateway: Gateway) -> None:
     assert paths == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model_id}",
         "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel",
-        "/v1/responses/{response_id}/input_items", "/v1/messages", "/v1/messages/count_tokens",
+        "/v1/responses/{response_id}/input_items", "/v1/responses/input_tokens", "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate",
         "/tokenize", "/detokenize", "/health", "/ping", "/version", "/metrics",
     }  # fmt: skip
