@@ -33,6 +33,8 @@ def mesh() -> Iterator[Mesh]:
         environment={
             "GLM_MESH_FRONTEND_CLIENT_STALL_TIMEOUT_S": str(STALL_TIMEOUT_S),
             "GLM_MESH_FRONTEND_BODY_TIMEOUT_S": "5",
+            # A slow machine refuses nobody: that is for others to show.
+            "GLM_MESH_FRONTEND_VERDICT_TIMEOUT_S": "100",
         },
     )
     try:
@@ -88,6 +90,7 @@ def check(outcome: Outcome, count: int) -> None:
     assert max(outcome.stalls_s) < STALL_LIMIT_S
 
 
+@pytest.mark.timeout(300)  # 15 s on a machine that has nothing else to do
 async def test_a_hundred_clients_of_every_kind_leave_nothing_behind(mesh: Mesh) -> None:
     storm = Storm(mesh, seed=1, stall_limit_s=STALL_LIMIT_S)
     await storm.ask_alone()
