@@ -1,6 +1,9 @@
 """Forms of the output beside other rules about its tokens, over HTTP."""
 
 import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -100,3 +103,37 @@ def test_json_ends_though_blanks_are_liked_best(nano: Mesh) -> None:
     assert answer.finish_reason == "stop"
     assert set(json.loads(answer.message.content)) == {"x", "kind"}
     assert "\n" in answer.message.content or " " in answer.message.content
+
+
+def test_a_stream_that_gets_stuck_shows_what_came_and_ends_with_the_error(nano: Mesh) -> None:
+    stream = nano.client().chat.completions.create(
+        model="glm-nano",
+        messages=[{"role": "user", "content": "x"}],
+        stream=True,
+        max_tokens=50,
+        extra_body={
+            "structured_outputs": {"regex": "z{4}q"},
+            "allowed_token_ids": ids(nano, "z"),
+            **NO_THINKING,
+        },
+    )
+    pieces: list[str] = []
+    with pytest.raises(openai.APIError, match="leaves no token") as caught:
+        pieces.extend(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert caught.value.code == "invalid_value"
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text("ascii").split()]
+
+
+def test_a_checker_that_is_killed_between_requests_is_missed_by_nobody(nano: Mesh) -> None:
+    worker = nano.pid("worker")
+    ask(nano, extra_body={"structured_outputs": {"regex": "a{2}"}} | NO_THINKING)
+    (checker,) = _children(worker)
+    os.kill(checker, signal.SIGKILL)
+    body = {"structured_outputs": {"regex": "b{3}"}} | NO_THINKING
+    assert ask(nano, extra_body=body).message.content == "bbb"
+    assert nano.pid("worker") == worker
+    assert checker not in _children(worker)
