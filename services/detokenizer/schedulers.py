@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from services.detokenizer.faults import internal_error
@@ -40,6 +41,12 @@ RETRY_AFTER_MS: Final = 1000
 # A refusal for one of these says something about the scheduler, not about the request.
 MOVABLE: Final = frozenset(
     {FailureReason.DRAINING, FailureReason.UPSTREAM_LOST, FailureReason.QUEUE_FULL}
+)
+# Who may get a request, from those that serve to those that at least can say why they do not.
+_WILLING: Final[tuple[Callable[[SchedulerPeer], bool], ...]] = (
+    attrgetter("is_ready"),
+    attrgetter("is_open"),
+    attrgetter("is_reached"),
 )
 
 _logger = get_logger(__name__)
@@ -257,14 +264,14 @@ class Schedulers:
         """Work of each scheduler that may get it.
 
         Something new goes to one that is not ready where no other is: it may be so in a moment, and
-        knows best how to refuse. What was lost waits for one that is, with the same model.
+        knows best how to refuse. What was refused by one that is, or was lost, goes to nobody else;
+        what was lost only to one with the same model.
         """
         is_new = not journey.num_losses
-        kinds = ("is_ready", "is_open", "is_reached") if is_new else ("is_ready",)
-        for kind in kinds:
+        for is_good in _WILLING if is_new and not journey.refused_by else _WILLING[:1]:
             works = [
                 peer.work()
-                if getattr(peer, kind)
+                if is_good(peer)
                 and number not in journey.refused_by
                 and (is_new or peer.serves(journey.model_digest))
                 else None

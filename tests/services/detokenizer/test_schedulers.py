@@ -134,6 +134,16 @@ def test_a_refusal_of_all_is_the_verdict() -> None:
     assert [len(client.submits) for client in fleet.clients] == [1, 1]
 
 
+def test_a_full_queue_is_told_and_not_that_another_scheduler_is_not_ready() -> None:
+    fleet = Fleet(2)
+    fleet.tell(1, is_worker_ready=False)
+    fleet.clients[0].refusal = RequestError(FailureReason.QUEUE_FULL, "full", retry_after_ms=250)
+    fleet.clients[1].refusal = RequestError(FailureReason.UPSTREAM_LOST, "no worker")
+    asker, _ = ask(fleet, ONE)
+    finish(fleet)
+    assert asker.verdicts == {0: fleet.clients[0].refusal}
+
+
 def test_a_refusal_that_is_about_the_request_is_asked_nowhere_else() -> None:
     fleet = Fleet(2)
     for client in fleet.clients:
