@@ -69,6 +69,7 @@ PASSED: Final = (
         Passed(name=name, service="frontend", flag=flag_of(name))
         for name in (
             "seed",
+            "sse_keep_alive_interval",
             "allowed_origins",
             "allowed_methods",
             "allowed_headers",

@@ -185,6 +185,12 @@ class ServeOptions(Options):
         default=None, description="HTTP processes on the port; one if not given."
     )
     # The edge
+    sse_keep_alive_interval: float | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds of silence in a stream before a comment line; 0 is none, 15 if not "
+        "given.",
+    )
     allowed_origins: str | None = Field(
         default=None, description="JSON list of origins whose pages may ask; none if not given."
     )

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_fair_share": (True, False),
     "max_num_queued_reqs": (16,),
     "max_num_queued_tokens": (100_000,),
+    "sse_keep_alive_interval": (0.0, 5.0),
     "allowed_origins": ('["*"]',),
     "allowed_methods": ('["GET", "POST"]',),
     "allowed_headers": ('["x-a"]',),

@@ -45,6 +45,7 @@ from tests.services.launcher.options.cases import deployment, drafts, extra, gra
         ("--enforce-eager", {"worker": ("--enforce-eager",)}),
         ("--no-enforce-eager", {"worker": ("--no-enforce-eager",)}),
         ("--seed -7", {"frontend": ("--seed=-7",)}),
+        ("--sse-keep-alive-interval 0", {"frontend": ("--sse-keep-alive-interval=0.0",)}),
         ("--async-scheduling", {"scheduler": ("--async-scheduling",)}),
         ("--enable-prefix-caching", {"scheduler": ("--enable-prefix-caching",)}),
         ("--no-enable-prefix-caching", {"scheduler": ("--no-enable-prefix-caching",)}),
