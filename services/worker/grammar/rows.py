@@ -52,6 +52,7 @@ class RowConstraints:
         compiler: GrammarCompiler | None = None,
         *,
         is_refusing: bool = False,
+        filler: MaskFiller | None = None,
     ) -> None:
         """Without a compiler rows are masked by the rank that samples, or refused on all ranks."""
         self._compiler = compiler
@@ -63,7 +64,7 @@ class RowConstraints:
         self.is_constrained: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         self._num_masks = self._mask_ns = 0
         self._spans = MaskSpans()
-        self._filler = MaskFiller()
+        self._filler = filler or MaskFiller()
 
     def admit(self, new: NewSequence) -> None:
         """Take the constraint of a new or resumed sequence, which has been prepared.
