@@ -33,7 +33,9 @@ from shared.log import LogLevel
 ENV_PREFIX: Final = "GLM_MESH_"
 _SERVICE_PREFIXES: Final = ("UP_", "FRONTEND_", "DETOKENIZER_", "SCHEDULER_", "WORKER_")
 # Settings of one service that begin with the name of another.
-_NAMED_AFTER_OTHERS: Final = frozenset({"WORKER_ADDRESS", "WORKER_GRACE_S"})
+_NAMED_AFTER_OTHERS: Final = frozenset(
+    {"WORKER_ADDRESS", "WORKER_GRACE_S", "SCHEDULER_COUNT", "DETOKENIZER_COUNT"}
+)
 # sockaddr_un holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
 

@@ -246,7 +246,10 @@ def test_a_variable_that_no_setting_reads_is_told_by_name(variable: str, advice:
 
 @pytest.mark.parametrize(
     "variable",
-    ["GLM_MESH_MAX_NUM_SEQS", "glm_mesh_scheduler_dtype", "GLM_MESH_WORKER_X", "GLM_MESH_PORT"],
+    [
+        *("GLM_MESH_MAX_NUM_SEQS", "glm_mesh_scheduler_dtype", "GLM_MESH_WORKER_X"),
+        *("GLM_MESH_PORT", "GLM_MESH_SCHEDULER_COUNT"),
+    ],
 )
 def test_variables_that_are_read_here_or_elsewhere_are_not_told(variable: str) -> None:
     assert not list(unread_variables(Settings, {variable: "1"}))

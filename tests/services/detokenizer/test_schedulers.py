@@ -68,6 +68,24 @@ def test_the_choices_of_a_request_stay_together_and_equal_starts_meet() -> None:
     finish(fleet)
 
 
+def test_two_detokenizers_send_requests_that_begin_alike_to_the_same_scheduler() -> None:
+    """Told of the schedulers in another order, and of requests with other ends."""
+    one, other = Fleet(4), Fleet(4)
+    peers = other.schedulers.peers
+    for number, peer in enumerate(peers):
+        peer.address = f"unix:/s{3 - number}"
+    for number in range(20):
+        start = [number] * 16
+        ask(one, ONE, prompt=start, name=str(number))
+        ask(other, MANY, prompt=[*start, 7, 7, 7], name=str(number))
+        assert place_of(one) == 3 - place_of(other)
+        finish(one)
+        finish(other)
+        for fleet in (one, other):
+            for client in range(4):
+                fleet.tell(client)
+
+
 def test_a_burst_is_spread_before_any_snapshot_tells_of_it() -> None:
     fleet = Fleet(2)
     for number in range(40):
