@@ -14,6 +14,8 @@ from typing import Final
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 """What a shell makes of a command that SIGINT ended."""
+EXIT_PIPE: Final = 141
+"""The same of SIGPIPE."""
 
 # Commands that are parts of a service's package.
 TOOLS: Final = {"plan": "worker.sizing", "quantize": "worker.quant"}
@@ -38,10 +40,17 @@ usage: glm-mesh COMMAND [options]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stderr.write("glm-mesh: interrupted\n")
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What reads the output has enough; at exit there is nothing to flush into.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
 
 
 def _run(words: Sequence[str]) -> int:

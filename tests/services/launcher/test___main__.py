@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from services.launcher.__main__ import main
+from services.launcher.__main__ import EXIT_PIPE, main
 from services.launcher.commands import GRPC_SWITCHES, GRPC_VARIABLE
 
 
@@ -20,6 +20,16 @@ def test_help_lists_the_commands(word: str, capsys: pytest.CaptureFixture[str]) 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("glm-mesh ")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["version"]])
+def test_a_reader_that_has_enough_is_no_error(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-P", "-m", "services.launcher", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (EXIT_PIPE, b"")
 
 
 @pytest.mark.parametrize("argv", [[], ["serve"]])
@@ -85,7 +95,7 @@ def test_an_interrupt_while_modules_are_imported_leaves_no_traceback() -> None:
         "        if name == 'pydantic':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupt())\n"
-        "from services.launcher.__main__ import main\n"
+        "from services.launcher.__main__ import EXIT_PIPE, main\n"
         "sys.exit(main(['up']))\n"
     )
     done = subprocess.run(
