@@ -90,6 +90,12 @@ class WorkerSession:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         try:
             answer = await stub.PrepareSequence(request, timeout=PREPARE_TIMEOUT_S)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancels this task: the channel was closed, and its calls with it.
+            raise WorkerLostError("the epoch ended") from None
         except grpc.aio.AioRpcError as error:
             told = error_from_rpc(error)
             if error.code() is grpc.StatusCode.UNAVAILABLE and told.field is None:

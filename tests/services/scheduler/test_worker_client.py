@@ -25,6 +25,7 @@ from services.scheduler.worker_client import (
     plan_to_proto,
     result_from_proto,
 )
+from shared.constraint import Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason
 from shared.rpc import build_server
 from shared.sampling import SamplingSpec, TokenLogprobs
@@ -134,6 +135,27 @@ async def test_a_killed_worker_is_noticed_at_once(folder: str) -> None:
     with pytest.raises(WorkerLostError):
         await session.send(PLAN)
     await session.close()
+
+
+async def test_who_waits_for_a_worker_to_get_ready_hears_that_its_epoch_ended(
+    folder: str, worker: FakeWorker
+) -> None:
+    """A worker that is frozen answers nothing: only the closed channel ends the call."""
+    session = await client(folder).open(1)
+    worker.may_prepare.clear()
+    constraint = Constraint(format=TextFormat(kind=FormatKind.REGEX, text="a+"))
+    waiting = asyncio.create_task(session.prepare(constraint, "r", ""))
+    given_up = asyncio.create_task(session.prepare(constraint, "s", ""))
+    async with asyncio.timeout(5):
+        while len(worker.prepared) < 2:  # noqa: ASYNC110  # a servicer has no event for it
+            await asyncio.sleep(0.01)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        await session.close()
+        with pytest.raises(WorkerLostError, match="the epoch ended"):
+            await waiting
+    worker.may_prepare.set()
 
 
 async def test_a_worker_that_ends_the_stream_is_lost(folder: str, worker: FakeWorker) -> None:
