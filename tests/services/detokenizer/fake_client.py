@@ -7,12 +7,15 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.detokenizer.messages import SequenceFinished, TokenSubmit
+from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
 from services.detokenizer.ports import LossListener
 from services.detokenizer.schedulers import Schedulers
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
-from shared.sampling import LoadSnapshot, SequenceStats
+from shared.sampling import LoadSnapshot, SamplingSpec, SequenceStats
+from shared.wire import pack_ids
+
+MAX_TOKENS = 12
 
 
 def token_at(seed: int, place: int) -> int:
@@ -246,3 +249,22 @@ class Fleet:
     def num_live(self) -> int:
         """Sequences that are known."""
         return len(self.schedulers._tracks)
+
+
+def request(
+    seeds: list[int], *, prompt: list[int] | None = None, name: str = "r", **fields: Any
+) -> TokenSubmit:
+    return TokenSubmit(
+        request_id=name,
+        sequences=tuple(
+            SequenceSpec(index=i, prompt_token_ids=pack_ids(prompt or [1, 2, 3]), seed=seed)
+            for i, seed in enumerate(seeds)
+        ),
+        sampling=SamplingSpec(max_tokens=MAX_TOKENS),
+        **fields,
+    )
+
+
+def ask(fleet: Fleet, seeds: list[int], **fields: Any) -> tuple[Asker, list[int]]:
+    asker = Asker(seeds)
+    return asker, fleet.schedulers.submit(request(seeds, **fields), asker)
