@@ -51,12 +51,12 @@ def longest_gap(outcome: Outcome) -> float:
 
 
 def test_a_prompt_makes_a_step_a_long_one_for_every_replica_of_its_world() -> None:
-    talks = [asked(0.0, 1, 60), asked(0.1, 300, 2)]
+    talks = [asked(0.0, 1, 60), asked(0.1, 200, 2)]
     apart, together = run(talks), run(talks, world_size=2)
     assert [served.num_output_tokens for served in together.served] == [60, 2]
     assert longest_gap(apart) < 0.02
-    assert longest_gap(together) > 0.3
-    assert together.served[0].ended_at > apart.served[0].ended_at + 0.29
+    assert longest_gap(together) > 0.2
+    assert together.served[0].ended_at > apart.served[0].ended_at + 0.19
     assert together.num_steps > apart.num_steps, "a replica without rows steps all the same"
 
 
