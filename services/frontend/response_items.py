@@ -103,7 +103,8 @@ def _add(chat: ChatMessages, item: Mapping[str, Any], where: str) -> None:
         answer = {"role": "tool", "tool_call_id": item["call_id"]}
         chat.add({**answer, "content": _text(item["output"])}, where)
     elif item["role"] == "assistant":
-        chat.turn(item, where)["content"] = _text(item["content"])
+        turn = chat.turn(item, where)
+        turn["content"] = (turn["content"] or "") + _text(item["content"])
     else:
         chat.add({"role": item["role"], "content": _text(item["content"])}, where)
 
@@ -134,11 +135,13 @@ def renamed(error: ApiError, origins: Sequence[str], names: Mapping[str, str]) -
 
 
 def _goes_on(turn: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
-    """Whether an item belongs to the assistant's turn so far."""
-    has_text, has_calls = turn.get("content") is not None, "tool_calls" in turn
-    if item.get("type", "message") == "function_call":
-        return True
-    return not (has_text or has_calls)
+    """Whether an item belongs to the assistant's turn so far.
+
+    Between a call and its answer nobody else speaks, so whatever follows a call is of its turn: the
+    model may write text between calls and behind them.
+    """
+    is_call = item.get("type", "message") == "function_call"
+    return is_call or "tool_calls" in turn or turn.get("content") is None
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

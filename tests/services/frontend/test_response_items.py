@@ -1,9 +1,11 @@
 """Input items as chat messages, and errors in the words of the request."""
 
+import itertools
 from typing import Any
 
 import pytest
 
+from services.frontend.conversation import check_messages
 from services.frontend.errors import ApiError, invalid
 from services.frontend.response_items import (
     check_item_types,
@@ -11,6 +13,8 @@ from services.frontend.response_items import (
     messages_of,
     renamed,
 )
+from services.frontend.schemas.chat import ChatRequest
+from services.frontend.validation import parse
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
@@ -59,9 +63,32 @@ def test_what_belongs_to_a_turn_of_the_assistant_is_one_message() -> None:
 
 
 def test_the_next_thought_or_text_begins_a_turn_of_its_own() -> None:
-    made = chat(CALL, thought("b"), said("x"), said("y"))
-    assert [message["content"] for message in made.messages] == [None, "x", "y"]
+    made = chat(said("x"), thought("b"), said("y"), said("z"))
+    assert [message["content"] for message in made.messages] == ["x", "y", "z"]
     assert made.messages[1]["reasoning"] == "b"
+
+
+@pytest.mark.parametrize("order", list(itertools.product("crt", repeat=4)), ids="".join)
+def test_whatever_a_model_wrote_around_its_calls_is_answered_by_what_follows(
+    order: tuple[str, ...],
+) -> None:
+    """Calls, thoughts and texts in any order, then an answer to each call."""
+    items, outputs = [], []
+    for i, kind in enumerate(order):
+        if kind == "c":
+            items.append({**CALL, "call_id": f"c{i}"})
+            outputs.append({**OUTPUT, "call_id": f"c{i}"})
+        else:
+            items.append(thought(f"r{i}") if kind == "r" else said(f"t{i}"))
+    made = chat(USER, *items, *outputs, USER)
+    raw = {"messages": made.messages}
+    check_messages(parse(ChatRequest, raw).messages, made.messages)
+    wrote = [m for m in made.messages if m["role"] == "assistant"]
+    texts = "".join(m["content"] or "" for m in wrote)
+    thoughts = "".join(m.get("reasoning", "") for m in wrote)
+    assert texts == "".join(f"t{i}" for i, k in enumerate(order) if k == "t")
+    assert thoughts == "".join(f"r{i}" for i, k in enumerate(order) if k == "r")
+    assert sum(len(m.get("tool_calls", ())) for m in wrote) == len(outputs)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from services.frontend.response_store import StoredResponse
 from tests.services.frontend.conftest import NAME, Mesh
 from tests.services.frontend.fake_detokenizer import TEXT, Behaviour
 
@@ -57,6 +58,32 @@ async def test_a_conversation_goes_on_from_a_stored_response(mesh: Mesh) -> None
     )
     *_, third, chat = (s.submit.sequences[0].prompt_token_ids for s in mesh.fake.submits)
     assert third == chat
+
+
+OUTPUT_ITEMS = (
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+)
+
+
+async def test_text_behind_a_call_is_taken_back_stored_or_in_full(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    shown = made.model_dump(mode="json")
+    output = {"type": "function_call_output", "call_id": "c1", "output": "12"}
+    user = {"role": "user", "content": "Hi"}
+    stored = StoredResponse(
+        object_json=json.dumps({**shown, "output": OUTPUT_ITEMS}).encode(),
+        input_json=json.dumps([user]).encode(),
+    )
+    await mesh.gateway.responses.put(made.id, "", stored)
+    whole = {"input": [user, *OUTPUT_ITEMS, output]}
+    later = {"input": [output], "previous_response_id": made.id}
+    for body in (whole, later):
+        response = await mesh.http.post("/v1/responses", json={"model": NAME, **body})
+        assert response.status_code == 200, response.text
+    *_, first, second = (s.submit.sequences[0].prompt_token_ids for s in mesh.fake.submits)
+    assert first == second
 
 
 async def test_a_response_nobody_kept_cannot_be_gone_on_from(mesh: Mesh) -> None:
