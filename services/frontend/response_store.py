@@ -2,7 +2,8 @@
 
 One table of SQLite, in memory or in a file that several processes of the gateway share. Whatever is
 over a bound pushes the oldest out. A response belongs to the key that made it: under any other it
-does not exist. All work is done by one thread, in order, off the event loop.
+does not exist. One that was deleted stays so, though its answer may still be under way, in any
+process. All work is done by one thread, in order, off the event loop.
 """
 
 import asyncio
@@ -26,6 +27,10 @@ CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, tenant TEXT, expires REAL,
     size INTEGER, object BLOB, input BLOB
 )"""
+_DELETED_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS deleted (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE)"""
+# Each id matters until the last word of its answer has come, which a deletion hurries.
+MAX_DELETED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +73,21 @@ class ResponseTable:
             # A crash of the machine may lose the last ones; a crash of the process does not.
             self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(_TABLE)
+        self._db.execute(_DELETED_TABLE)
 
     def put(self, response_id: str, tenant: str, stored: StoredResponse, now: float) -> bool:
-        """Keep a response in place of its earlier state; false when it alone is too large."""
+        """Keep a response in place of its earlier state.
+
+        Returns:
+            False when it alone is too large, or was deleted.
+        """
         size = len(stored.object_json) + len(stored.input_json)
         if size > self._bounds.max_bytes:
             return False
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
+            if self._is_deleted(response_id):
+                return False
             self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
             values = (response_id, tenant, now + self._bounds.ttl_s, size)
             self._db.execute(
@@ -96,10 +108,14 @@ class ResponseTable:
 
     def delete(self, response_id: str, tenant: str, now: float) -> bool:
         """Forget a response; whether it was there."""
-        found = self._db.execute(
-            "DELETE FROM responses WHERE id = ? AND tenant = ? AND expires > ?",
-            (response_id, tenant, now),
-        )
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            found = self._db.execute(
+                "DELETE FROM responses WHERE id = ? AND tenant = ? AND expires > ?",
+                (response_id, tenant, now),
+            )
+            if found.rowcount > 0:
+                self._remember_deleted(response_id)
         return found.rowcount > 0
 
     def totals(self) -> tuple[int, int]:
@@ -110,6 +126,18 @@ class ResponseTable:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def _is_deleted(self, response_id: str) -> bool:
+        found = self._db.execute("SELECT 1 FROM deleted WHERE id = ?", (response_id,))
+        return found.fetchone() is not None
+
+    def _remember_deleted(self, response_id: str) -> None:
+        self._db.execute("INSERT OR IGNORE INTO deleted (id) VALUES (?)", (response_id,))
+        # Numbers grow with time, so these are the latest.
+        self._db.execute(
+            "DELETE FROM deleted WHERE number <= (SELECT MAX(number) FROM deleted) - ?",
+            (MAX_DELETED,),
+        )
 
     def _push_out(self, now: float) -> None:
         self._db.execute("DELETE FROM responses WHERE expires <= ?", (now,))
@@ -131,7 +159,7 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
 
     async def put(self, response_id: str, tenant: str, stored: StoredResponse) -> bool:
-        """Keep a response; false when it alone is too large, or the file takes no more.
+        """Keep a response; false if it alone is too large, was deleted, or the file takes no more.
 
         Whoever waits for the answer gets it all the same.
         """

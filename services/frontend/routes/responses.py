@@ -14,6 +14,10 @@ from services.frontend.schemas.answers import DeletedResponse, ResponseItems, Re
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.serving import serve
 from services.frontend.visit import visit_of
+from shared.errors import RequestError
+from shared.log import get_logger
+
+_logger = get_logger(__name__)
 
 MAX_ITEMS = 100
 _DOCS = error_docs(400, 401, 404)
@@ -46,13 +50,8 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.delete("/v1/responses/{response_id}", response_model=DeletedResponse, responses=_DOCS)
     async def delete_response(request: Request) -> Response:
-        """Forget a response."""
-        response_id = request.path_params["response_id"]
-        if not await gateway.responses.delete(response_id, visit_of(request.scope).tenant_id):
-            raise not_found(response_id)
-        return _json(
-            msgspec.json.encode({"id": response_id, "object": "response", "deleted": True})
-        )
+        """Forget a response; one that is still under way ends."""
+        return await _delete(gateway, request)
 
     @routes.post(
         "/v1/responses/{response_id}/cancel",
@@ -61,18 +60,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def cancel_response(request: Request) -> Response:
         """End a response that was created with `background: true`."""
-        stored = await _stored(gateway, request)
-        shown = msgspec.json.decode(stored.object_json)
-        if not shown["background"]:
-            raise invalid("Cannot cancel a synchronous response.", "response_id")
-        if shown["status"] == "in_progress":
-            await gateway.detokenizers.abort(shown["id"])
-            shown["status"] = "cancelled"
-            stored = StoredResponse(
-                object_json=msgspec.json.encode(shown), input_json=stored.input_json
-            )
-            await gateway.responses.put(shown["id"], visit_of(request.scope).tenant_id, stored)
-        return _json(stored.object_json)
+        return await _cancel(gateway, request)
 
     return routes
 
@@ -130,6 +118,40 @@ def _parted(item: dict[str, Any]) -> dict[str, Any]:
         return item
     kind = "output_text" if item.get("role") == "assistant" else "input_text"
     return {**item, "content": [{"type": kind, "text": content}]}
+
+
+async def _delete(gateway: Gateway, request: Request) -> Response:
+    response_id, tenant = request.path_params["response_id"], visit_of(request.scope).tenant_id
+    shown = msgspec.json.decode((await _stored(gateway, request)).object_json)
+    if not await gateway.responses.delete(response_id, tenant):
+        raise not_found(response_id)
+    if shown["status"] == "in_progress":
+        await _end_deleted(gateway, response_id)
+    return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+
+
+async def _cancel(gateway: Gateway, request: Request) -> Response:
+    stored = await _stored(gateway, request)
+    shown = msgspec.json.decode(stored.object_json)
+    if not shown["background"]:
+        raise invalid("Cannot cancel a synchronous response.", "response_id")
+    if shown["status"] == "in_progress":
+        await gateway.detokenizers.abort(shown["id"])
+        shown["status"] = "cancelled"
+        stored = StoredResponse(
+            object_json=msgspec.json.encode(shown), input_json=stored.input_json
+        )
+        await gateway.responses.put(shown["id"], visit_of(request.scope).tenant_id, stored)
+    return _json(stored.object_json)
+
+
+async def _end_deleted(gateway: Gateway, response_id: str) -> None:
+    """End the work on a response that nobody can ask for any more."""
+    try:
+        await gateway.detokenizers.abort(response_id)
+    except RequestError as error:
+        # It is forgotten all the same; a mesh that cannot be reached works for nobody.
+        _logger.warning("deleted response not ended: %s", error, extra={"request_id": response_id})
 
 
 async def _stored(gateway: Gateway, request: Request) -> StoredResponse:

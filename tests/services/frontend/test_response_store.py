@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.frontend import response_store
 from services.frontend.response_store import (
     ResponseStore,
     ResponseTable,
@@ -32,6 +33,36 @@ def test_what_was_put_is_there_for_its_tenant_alone(table: ResponseTable) -> Non
     assert table.delete("r1", "ann", 1)
     assert table.get("r1", "ann", 1) is None
     assert not table.delete("r1", "ann", 1)
+
+
+def test_what_was_deleted_does_not_come_back(table: ResponseTable) -> None:
+    table.put("r1", "ann", stored(), 0)
+    table.delete("r1", "bob", 1)
+    assert table.put("r1", "ann", stored(), 1), "bob has deleted nothing"
+    assert table.delete("r1", "ann", 1)
+    assert not table.put("r1", "ann", stored(), 2)
+    assert table.get("r1", "ann", 2) is None
+    assert table.totals() == (0, 0)
+
+
+def test_ids_of_the_deleted_are_bounded_in_number(
+    table: ResponseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "MAX_DELETED", 3)
+    for number in range(5):
+        table.put(f"r{number}", "", stored(), 0)
+        table.delete(f"r{number}", "", 0)
+    assert [number for number in range(5) if table.put(f"r{number}", "", stored(), 1)] == [0, 1]
+
+
+def test_what_another_process_deleted_does_not_come_back(tmp_path: Path) -> None:
+    first, second = (ResponseTable(tmp_path / "responses.db", BOUNDS) for _ in range(2))
+    first.put("r1", "", stored(), 0)
+    assert second.delete("r1", "", 1)
+    assert not first.put("r1", "", stored(), 2)
+    assert first.get("r1", "", 2) is None
+    first.close()
+    second.close()
 
 
 def test_a_later_state_replaces_an_earlier_one(table: ResponseTable) -> None:

@@ -128,6 +128,41 @@ async def test_a_background_response_can_be_cancelled(mesh: Mesh) -> None:
     assert (await client.responses.retrieve(made.id)).status == "cancelled"
 
 
+@pytest.mark.parametrize("end", ["finished", "failed", "never"])
+async def test_a_deleted_background_response_is_ended_and_stays_gone(mesh: Mesh, end: str) -> None:
+    mesh.fake.behaviour = Behaviour(
+        pause_s=0.05,
+        failure_after=2 if end == "failed" else None,
+        silent_after=0 if end == "never" else None,
+    )
+    path, body = "/v1/responses", {"model": NAME, "input": "Hi", "background": True}
+    made = (await mesh.http.post(path, json=body)).json()
+    deleted = await mesh.http.delete(f"{path}/{made['id']}")
+    assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
+    assert mesh.fake.aborted_request_ids == [made["id"]]
+    if end != "never":
+        async with asyncio.timeout(30):
+            while mesh.gateway.admission.num_running:  # noqa: ASYNC110  # told by no event
+                await asyncio.sleep(0.01)
+    assert (await mesh.http.get(f"{path}/{made['id']}")).status_code == 404
+    assert (await mesh.http.delete(f"{path}/{made['id']}")).status_code == 404
+
+
+async def test_what_is_deleted_while_the_mesh_is_away_is_gone_as_well(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(silent_after=0)
+    made = await mesh.openai.responses.create(model=NAME, input="Hi", background=True)
+    await mesh.fake.stop()
+    await mesh.openai.responses.delete(made.id)
+    assert (await mesh.http.get(f"/v1/responses/{made.id}")).status_code == 404
+    await mesh.fake.start()
+
+
+async def test_a_finished_response_is_deleted_without_a_word_to_the_mesh(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    await mesh.openai.responses.delete(made.id)
+    assert mesh.fake.aborted_request_ids == []
+
+
 async def test_a_response_that_was_waited_for_cannot_be_cancelled(mesh: Mesh) -> None:
     made = await mesh.openai.responses.create(model=NAME, input="Hi")
     with pytest.raises(openai.BadRequestError, match="synchronous"):
