@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services.worker.grammar.keywords import check_keywords
 from services.worker.grammar.writer import refused
 from shared.argument_types import Types, declared_properties, declared_types
 from shared.constraint import CalledTool
@@ -64,6 +65,7 @@ def read_arguments(tool: CalledTool) -> Arguments:
         raise refused(where, f"the parameters are not JSON: {error}") from None
     if not isinstance(root, dict):
         raise refused(where, "the parameters must be a JSON Schema of an object")
+    check_keywords(root, where)
     properties, required = _merged(root, tool, where)
     as_read = declared_properties(root)
     declared = tuple(
@@ -93,17 +95,12 @@ def _merged(
     for node, is_certain in _objects(root):
         if tool.is_strict:
             _check_strict(node, is_certain=is_certain, where=where)
-        given = node.get("properties", {})
-        if not isinstance(given, dict):
-            raise refused(where, "properties must be an object")
-        for name, schema in given.items():
-            if not isinstance(schema, dict | bool):
-                raise refused(where, f"the schema of argument {name} must be an object")
+        for name, schema in node.get("properties", {}).items():
             if name in properties and is_certain:
                 properties[name] = {"allOf": [properties[name], schema]}
             properties.setdefault(name, schema)
-        if is_certain and isinstance(node.get("required"), list):
-            required.update(str(name) for name in node["required"])
+        if is_certain:
+            required.update(node.get("required", ()))
     if tool.is_strict and required - properties.keys():
         missing = sorted(required - properties.keys())[0]
         raise refused(where, f"argument {missing} is required and not declared")

@@ -151,8 +151,10 @@ class GrammarChecker:
             return _not_now()  # somebody else's doing: it is not the constraint that was wrong
         if code == -signal.SIGPROF:
             text = f"checking it takes over {self._limits.cpu_s:g} s of processor time"
+        elif code == -signal.SIGABRT:
+            text = "checking it takes too much memory"  # how the engine ends without any
         else:
-            text = "checking it takes too much memory"
+            text = f"checking it ended its process ({_ending(code)})"
         return refused("constraint", text)
 
 
@@ -163,6 +165,11 @@ def _not_now() -> RequestError:
         field="constraint",
         retry_after_ms=1000,
     )
+
+
+def _ending(code: int) -> str:
+    """How a process ended, in words."""
+    return signal.Signals(-code).name if code < 0 else f"code {code}"
 
 
 async def _end(child: Process) -> None:

@@ -21,10 +21,14 @@ from services.worker.grammar.vocabulary import EngineVocabulary
 from shared.constraint import Constraint
 from shared.errors import RequestError
 from shared.glm.tokenizer import GlmTokenizer
+from shared.log import get_logger
 from shared.parent import die_with_parent
+
+_log = get_logger(__name__)
 
 LENGTH: Final = struct.Struct("<I")
 _NICENESS: Final = 5
+_MAX_REASON_CHARS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,10 @@ def serve(vocabulary: EngineVocabulary, source: BinaryIO, target: BinaryIO, cpu_
             verdict = Verdict(message=error.message, field=error.field)
         except MemoryError:
             verdict = Verdict(message="constraint: it takes too much memory", field="constraint")
+        except BaseException as error:  # noqa: BLE001  # a panic of the engine is no Exception
+            _log.exception("a constraint could not be read")
+            text = f"constraint: it cannot be read ({type(error).__name__}: {error})"
+            verdict = Verdict(message=text[:_MAX_REASON_CHARS], field="constraint")
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         answer = msgspec.json.encode(verdict)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from llguidance.gbnf_to_lark import any_to_lark
 
+from services.worker.grammar.keywords import check_keywords
 from services.worker.grammar.schema_parts import with_own_formats
 from services.worker.grammar.structural_tags import add_structural_tag
 from services.worker.grammar.writer import GrammarWriter, quoted, refused
@@ -61,6 +62,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:  # noqa: ANN401  
         raise refused(field, "the schema false allows no value")
     if not isinstance(schema, dict):
         raise refused(field, "a schema is a JSON object")
+    check_keywords(schema, field)
     return schema
 
 

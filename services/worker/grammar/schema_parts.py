@@ -3,17 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
+from services.worker.grammar.keywords import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME
 from services.worker.grammar.string_values import FORMATS
 from shared.json_pointer import resolve_pointer
 
-_SCHEMAS_BY_NAME: Final = (
-    *("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"),
-)
-_LISTS_OF_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_SCHEMAS: Final = (
-    *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
-    *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
-)
 # What says nothing about values, and what would give references another meaning.
 LEFT_OUT: Final = frozenset(
     {"$defs", "definitions", "$id", "$schema", "$anchor", "$comment", "title", "description"}
@@ -64,11 +57,11 @@ def _copied(node: Any, rename: Rename, left_out: frozenset[str]) -> Any:  # noqa
             continue
         if key == "$ref":
             found[key] = rename(value)
-        elif key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        elif key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
             found[key] = {name: _copied(each, rename, left_out) for name, each in value.items()}
-        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+        elif key in LISTS_OF_SCHEMAS and isinstance(value, list):
             found[key] = [_copied(each, rename, left_out) for each in value]
-        elif key in _SCHEMAS:
+        elif key in SCHEMAS:
             found[key] = _copied(value, rename, left_out)
         else:
             found[key] = value

@@ -70,9 +70,13 @@ def test_a_name_that_readers_would_trim_is_left_out_and_refused_when_strict(name
         read({"properties": {name: {}}}, is_strict=True)
 
 
-@pytest.mark.parametrize("keyword", ["not", "if", "minProperties", "dependentRequired"])
-def test_what_holds_for_the_arguments_as_a_whole_is_refused_when_strict(keyword: str) -> None:
-    schema = {"properties": {"x": {}}, keyword: {}}
+@pytest.mark.parametrize(
+    ("keyword", "value"), [("not", {}), ("if", {}), ("minProperties", 1), ("dependentRequired", {})]
+)
+def test_what_holds_for_the_arguments_as_a_whole_is_refused_when_strict(
+    keyword: str, value: Any
+) -> None:
+    schema = {"properties": {"x": {}}, keyword: value}
     assert len(read(schema).declared) == 1
     with pytest.raises(RequestError, match=f"{keyword} of strict parameters"):
         read(schema, is_strict=True)
@@ -100,7 +104,7 @@ def test_a_branch_makes_nothing_required_and_is_refused_when_strict() -> None:
         ("{", "not JSON"),
         ([], "of an object"),
         ({"properties": 3}, "properties must be an object"),
-        ({"properties": {"x": 3}}, "argument x must be an object"),
+        ({"properties": {"x": 3}}, "properties.x must be a schema"),
     ],
 )
 def test_parameters_that_are_no_schema_are_refused_with_the_tool(schema: Any, reason: str) -> None:

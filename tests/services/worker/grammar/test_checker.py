@@ -103,6 +103,25 @@ async def test_a_child_that_is_killed_during_a_check_is_not_held_against_the_con
     await checker.check(GOOD)
 
 
+@pytest.mark.parametrize(
+    ("sent", "reason"), [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGABRT, "too much memory")]
+)
+async def test_a_check_that_ends_its_process_is_refused_with_how_it_ended(
+    checker: GrammarChecker, sent: signal.Signals, reason: str
+) -> None:
+    await checker.check(GOOD)
+    child = checker._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    asked = asyncio.ensure_future(checker.check(GOOD))
+    await asyncio.sleep(0)
+    os.kill(child.pid, sent)
+    os.kill(child.pid, signal.SIGCONT)
+    with pytest.raises(RequestError, match=reason) as caught:
+        await asked
+    assert caught.value.reason is FailureReason.INVALID_ARGUMENT
+
+
 async def test_a_warm_checker_has_its_child_before_the_first_check(checker: GrammarChecker) -> None:
     checker.warm()
     checker.warm()

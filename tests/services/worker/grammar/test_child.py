@@ -61,6 +61,21 @@ def test_memory_that_runs_out_is_a_verdict(
     assert "memory" in answers(vocabulary, regex("a"))[0].message
 
 
+@pytest.mark.parametrize("error", [TypeError, RecursionError, BaseException])
+def test_whatever_goes_wrong_is_a_verdict_that_says_what_and_the_next_one_is_checked(
+    vocabulary: EngineVocabulary, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def check(constraint: Constraint, _: EngineVocabulary) -> None:
+        if constraint == regex("wrong"):
+            raise error("x" * 1000)
+
+    monkeypatch.setattr(child, "check", check)
+    first, second = answers(vocabulary, regex("wrong"), regex("a"))
+    assert f"cannot be read ({error.__name__}: xxx" in first.message
+    assert len(first.message) <= 300
+    assert second == Verdict()
+
+
 def test_the_bound_of_memory_lies_above_what_the_process_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
