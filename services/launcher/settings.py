@@ -99,7 +99,8 @@ class UpSettings(ProcessSettings):
         description="Detokenizers; each frontend sends a request to the one with the least to do.",
     )
     run_dir: Path | None = Field(
-        default=None, description="Directory for sockets and logs, kept afterwards."
+        default=None,
+        description="Directory for sockets and logs of one mesh at a time, kept afterwards.",
     )
     drain_timeout_s: float = Field(
         default=10.0, ge=0, description="For running requests to end after Ctrl-C, seconds."

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Final
 
+from services.launcher.claim import claim
 from services.launcher.commands import build_commands
 from services.launcher.display import Display
 from services.launcher.options.serve import help_text
 from services.launcher.options.start import Start, read_start
-from services.launcher.run_dir import make_run_directory
+from services.launcher.run_dir import RunDirectory, make_run_directory
 from services.launcher.settings import UpSettings
 from services.launcher.supervisor import Supervisor
 from shared.config import unread_variables
@@ -26,7 +27,8 @@ def run_up(argv: Sequence[str]) -> int:
     """Start, watch and stop; the exit code.
 
     Raises:
-        ConfigError: A flag is wrong or asks for what is not built, or the port is taken.
+        ConfigError: A flag is wrong or asks for what is not built, or the port or the directory
+            is another's.
     """
     try:
         start = read_start(argv, os.environ)
@@ -36,15 +38,16 @@ def run_up(argv: Sequence[str]) -> int:
     for line in (*start.lines, *unread_variables(UpSettings, os.environ)):
         sys.stderr.write(f"glm-mesh: note: {line}\n")
     settings = start.settings
-    with claim_port(settings.host, settings.port) as claim:
+    with claim_port(settings.host, settings.port) as port:
+        run_dir = make_run_directory(settings.run_dir)
         # gRPC would print a line at each start of a child; children are started by exec anyway.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        return asyncio.run(_run(start, claim.getsockname()[1]))
+        with claim(run_dir.path):
+            return asyncio.run(_run(start, run_dir, port.getsockname()[1]))
 
 
-async def _run(start: Start, port: int) -> int:
+async def _run(start: Start, run_dir: RunDirectory, port: int) -> int:
     settings = start.settings
-    run_dir = make_run_directory(settings.run_dir)
     if start.num_frontends > 1:
         run_dir.make_shared_paths()
     display = Display()
@@ -87,12 +90,12 @@ def claim_port(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        claim = socket.socket(family, socket.SOCK_STREAM)
+        kept = socket.socket(family, socket.SOCK_STREAM)
         try:
-            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            claim.bind(address)
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind(address)
         except BaseException:
-            claim.close()
+            kept.close()
             raise
     except socket.gaierror as error:
         raise ConfigError(f"--host {host}: {error.strerror}") from None
@@ -100,7 +103,7 @@ def claim_port(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"--port {port} of {host}: {error.strerror}; choose another with --port"
         ) from None
-    return claim
+    return kept
 
 
 def base_url(host: str, port: int) -> str:
