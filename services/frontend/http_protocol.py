@@ -3,6 +3,9 @@
 What the protocol refuses itself has the one envelope too. An answer that ends the connection while
 the client still sends is followed by a short time of listening: a socket that is closed with bytes
 unread takes the answer back.
+
+A wish to upgrade is none of ours to grant, so it is ignored, as RFC 9110 (7.8) has it. The parser
+would read no body behind one: the head is given to a fresh parser without the wish.
 """
 
 import asyncio
@@ -15,6 +18,7 @@ import termios
 import uuid
 from typing import Final, cast
 
+import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -136,7 +140,12 @@ class GatewayProtocol(HttpToolsProtocol):
         """Parse, and refuse a head that does not end."""
         if self._is_ended:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._head_timer is not None and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -159,6 +168,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The rest is the application's to bound; it gets a straight way to the connection."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise ValueError("no tunnels here")  # to the parser, which stops
+            return
         self._end_head()
         super().on_headers_complete()
         # It writes, asks whether it may, and closes: no more than that.
@@ -167,6 +180,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.cycle.scope["extensions"] = {
             CONNECTION_EXTENSION: {"connection": Connection(self.transport, self.flow, self.cycle)}
         }
+
+    def on_message_complete(self) -> None:
+        """The body has ended; that of a head which is still to be read again has not begun."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """The next request's turn, unless the connection ends."""
@@ -195,6 +213,28 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self.loop.call_later(LISTEN_S, self.transport.close)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse all of it; heads that wish for another protocol a second time, without the wish."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            else:
+                return
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            # As uvicorn has it: what follows a request that ends the connection is thrown away.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _count_field(self, num_bytes: int) -> None:
         """A head may come in one piece, so its parts are counted as well."""
