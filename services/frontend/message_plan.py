@@ -43,8 +43,10 @@ _NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
+    "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "tools": "tools",
+    "tool_choice": "tool_choice",
 }
 # What assistants' blocks hold when a client sends them back as they came.
 _BLOCK_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
@@ -172,7 +174,8 @@ def _chat_body(
         for name in (*names, "chat_template_kwargs")
         if raw.get(name) is not None and name in type(request).model_fields
     }
-    labels = {name: value for name, value in (raw.get("metadata") or {}).items() if value}
+    given = request.metadata if isinstance(request, MessagesRequest) else None
+    labels = {name: value for name, value in (given or {}).items() if value}
     if labels:
         made["metadata"] = labels
     chat, left_out = messages_of(raw["messages"], raw.get("system"))

@@ -47,17 +47,20 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 _FROM_SERVERS: Final = frozenset(
     {"annotations", "async", "async_", "caller", "logprobs", "namespace", "created_by"}
 )
-# Fields of the chat made from a request, and what they are called in it.
 # Parts that `_check` looks into.
 _SORTED: Final = ("input", "reasoning", "stream_options", "text", "tools")
+# Fields of the chat made from a request, and what they are called in it.
 _NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "logprobs": "include",
     "tools": "tools",
+    "tool_choice.allowed_tools": "tool_choice",
+    "tool_choice": "tool_choice",
 }
 # The same in both.
 _AS_THEY_ARE: Final = (
@@ -296,15 +299,19 @@ def chat_tool_choice(given: object) -> object:
     if given.get("type") == "function" and "name" in given:
         return {"type": "function", "function": {"name": given["name"]}}
     if given.get("type") == "allowed_tools":
-        tools = [
-            {"type": "function", "function": {"name": tool.get("name")}}
-            if isinstance(tool, dict) and tool.get("type") == "function"
-            else tool
-            for tool in given.get("tools") or ()
-        ]
-        allowed = {"mode": given.get("mode", "auto"), "tools": tools}
+        tools = given.get("tools")
+        if isinstance(tools, list):
+            tools = [_chat_choice(tool) for tool in tools]
+        mode = given.get("mode")
+        allowed = {"mode": "auto" if mode is None else mode, "tools": tools}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return given
+
+
+def _chat_choice(tool: object) -> object:
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        return {"type": "function", "function": {"name": tool.get("name")}}
+    return tool
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,10 +377,12 @@ class _KeptResponse:
     echo: Mapping[str, Any]
     request: ResponsesRequest
 
-    async def keep(self, object_json: bytes) -> None:
+    async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
         """Put the object, in whatever state, into the store."""
         stored = StoredResponse(
-            object_json=object_json, input_json=msgspec.json.encode(list(self.items))
+            object_json=object_json,
+            input_json=msgspec.json.encode(list(self.items)),
+            is_open=is_open,
         )
         await self.gateway.responses.put(self.visit.response_id, self.visit.tenant_id, stored)
 

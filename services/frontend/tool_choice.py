@@ -42,11 +42,7 @@ def tool_rules_of(request: ChatRequest, *, has_parser: bool) -> ToolRules:
     if choice == "none":
         return ToolRules(choice=ToolChoice.NONE, tools=tools)
     if not isinstance(choice, str | dict):
-        raise invalid(
-            "Invalid type for 'tool_choice': expected a string or an object.",
-            "tool_choice",
-            "invalid_type",
-        )
+        raise _wrong_type("tool_choice", "a string or an object")
     if isinstance(choice, str) and choice not in _WORDS:
         raise _not_one_of("tool_choice", choice, _WORDS)
     if not tools:
@@ -74,7 +70,7 @@ def unknown_in_choice(choice: object) -> list[str]:
 
 
 def _from_object(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolRules:
-    kind = choice.get("type")
+    kind = _text_in(choice, "tool_choice", "type")
     if kind == "function":
         name = _function_name(choice, "tool_choice")
         (tool,) = _find(name, tools, "tool_choice.function.name")
@@ -85,9 +81,11 @@ def _from_object(choice: Mapping[str, Any], tools: Sequence[Tool]) -> ToolRules:
 
 
 def _from_allowed(allowed: object, tools: Sequence[Tool]) -> ToolRules:
-    if not isinstance(allowed, dict):
+    if allowed is None:
         raise _missing(_ALLOWED)
-    mode = allowed.get("mode")
+    if not isinstance(allowed, dict):
+        raise _wrong_type(_ALLOWED, "an object")
+    mode = _text_in(allowed, _ALLOWED, "mode")
     if mode not in _MODES:
         raise _not_one_of(f"{_ALLOWED}.mode", mode, tuple(_MODES))
     listed = allowed.get("tools")
@@ -100,7 +98,9 @@ def _from_allowed(allowed: object, tools: Sequence[Tool]) -> ToolRules:
     names: dict[str, None] = {}
     for i, entry in enumerate(listed):
         where = f"{_ALLOWED}.tools[{i}]"
-        if not isinstance(entry, dict) or entry.get("type") != "function":
+        if not isinstance(entry, dict):
+            raise _wrong_type(where, "an object")
+        if _text_in(entry, where, "type") != "function":
             raise invalid(f"Invalid '{where}': only functions exist.", where)
         name = _function_name(entry, where)
         _find(name, tools, f"{where}.function.name")
@@ -111,10 +111,22 @@ def _from_allowed(allowed: object, tools: Sequence[Tool]) -> ToolRules:
 
 def _function_name(entry: Mapping[str, Any], where: str) -> str:
     function = entry.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    if function is None:
+        raise _missing(f"{where}.function.name")
+    if not isinstance(function, dict):
+        raise _wrong_type(f"{where}.function", "an object")
+    name = _text_in(function, f"{where}.function", "name")
+    if name is None:
         raise _missing(f"{where}.function.name")
     return name
+
+
+def _text_in(given: Mapping[str, Any], where: str, name: str) -> str | None:
+    """A member that is a text if it is there."""
+    value = given.get(name)
+    if not isinstance(value, str | None):
+        raise _wrong_type(f"{where}.{name}", "a string")
+    return value
 
 
 def _find(name: str, tools: Sequence[Tool], where: str) -> tuple[Tool]:
@@ -126,6 +138,10 @@ def _find(name: str, tools: Sequence[Tool], where: str) -> tuple[Tool]:
 
 def _missing(where: str) -> ApiError:
     return invalid(f"Missing required parameter: '{where}'.", where, "missing_required_parameter")
+
+
+def _wrong_type(where: str, expected: str) -> ApiError:
+    return invalid(f"Invalid type for '{where}': expected {expected}.", where, "invalid_type")
 
 
 def _not_one_of(where: str, given: object, known: Sequence[str]) -> ApiError:

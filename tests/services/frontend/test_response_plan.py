@@ -217,3 +217,32 @@ async def test_unknown_fields_are_served_and_named_wherever_they_stand(mesh: Mes
     assert response.headers["x-unknown-fields"].split(", ") == [
         *("quux", "reasoning.qux", "tools[0].baz", "input[1].content[0].odd", "input[2].bar"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "param", "code"),
+    [
+        ({"type": "allowed_tools", "mode": {}, "tools": []}, "tool_choice.mode", "invalid_type"),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": 5},
+            "tool_choice.tools",
+            "invalid_type",
+        ),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "function", "name": []}]},
+            "tool_choice.tools[0].name",
+            "invalid_type",
+        ),
+        ({"type": "function", "name": 5}, "tool_choice.name", "invalid_type"),
+        ({"type": "function", "name": "nope"}, "tool_choice.name", "invalid_value"),
+    ],
+)
+async def test_a_tool_choice_that_is_wrong_is_named_as_it_was_written(
+    lone: httpx.AsyncClient, choice: dict, param: str, code: str
+) -> None:
+    tools = [{"type": "function", "name": "now"}]
+    body = {"input": "Hi", "tools": tools, "tool_choice": choice}
+    response = await lone.post("/v1/responses", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, code)
+    assert f"'{param}'" in error["message"]

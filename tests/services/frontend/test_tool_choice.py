@@ -71,7 +71,9 @@ def test_tools_without_a_parser_are_refused() -> None:
         ({"type": "custom"}, "tool_choice.type", "'function', 'allowed_tools'"),
         ({}, "tool_choice.type", "Supported values"),
         ({"type": "function"}, "tool_choice.function.name", "Missing"),
-        ({"type": "function", "function": {"name": 3}}, "tool_choice.function.name", "Missing"),
+        ({"type": "function", "function": {"name": 3}}, "tool_choice.function.name", "a string"),
+        ({"type": "function", "function": []}, "tool_choice.function", "an object"),
+        ({"type": []}, "tool_choice.type", "a string"),
         (named("nope"), "tool_choice.function.name", "'nope' is not among"),
         ({"type": "allowed_tools"}, "tool_choice.allowed_tools", "Missing"),
         (allowed("never", "now"), "tool_choice.allowed_tools.mode", "'auto', 'required'"),
@@ -84,7 +86,28 @@ def test_tools_without_a_parser_are_refused() -> None:
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [3]}},
             "tool_choice.allowed_tools.tools[0]",
+            "an object",
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]},
+            },
+            "tool_choice.allowed_tools.tools[0]",
             "only functions",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": 5},
+            "tool_choice.allowed_tools",
+            "an object",
+        ),
+        *(
+            (
+                {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named("now")]}},
+                "tool_choice.allowed_tools.mode",
+                "expected a string",
+            )
+            for mode in ([], {}, 5, True)
         ),
     ],
 )
