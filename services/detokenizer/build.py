@@ -26,6 +26,7 @@ from services.detokenizer.presenters import presenter_of
 from services.detokenizer.response import Response
 from services.detokenizer.schema import ArgumentTypes
 from services.detokenizer.stops import StopAutomaton, StopMatcher
+from services.detokenizer.time_limits import TimeLimits
 from services.detokenizer.usage import Usage, count_usage
 from shared.errors import FailureReason, RequestError
 from shared.glm.tokenizer import Vocabulary
@@ -59,12 +60,15 @@ def build_response(submit: TextSubmit, context: BuildContext, now: float) -> Res
     """Choices and their span; `RequestError` names what is wrong."""
     _check(submit)
     choices = _build_choices(submit, context)
-    timeout_ms = _timeout_ms(submit, context)
     return Response(
         submit.request_id,
         choices,
         count=_counter(submit.output, choices),
-        deadline_s=now + timeout_ms / 1000,
+        limits=TimeLimits(
+            started_at=now,
+            timeout_ms=_timeout_ms(submit, context),
+            first_token_timeout_ms=submit.first_token_timeout_ms,
+        ),
         span=start_span(
             "detokenize",
             traceparent=submit.traceparent,

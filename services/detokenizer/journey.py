@@ -19,6 +19,7 @@ from typing import Protocol
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
 from services.detokenizer.placement import Newcomer
 from services.detokenizer.ports import SequenceListener
+from services.detokenizer.time_limits import FIRST_TOKEN_FIELD
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats, TokenLogprobs
 
@@ -149,12 +150,11 @@ class Journey:
             RequestError: Their time is over.
         """
         submit = self.submit
+        timeout_ms, first_ms = self.check_time(tracks, now)
         has_tokens = all(track.ids for track in tracks)
         sampling = submit.sampling
         if has_tokens:  # what the prompt is worth was told before the first token
             sampling = replace(sampling, num_prompt_logprobs=None)
-        first_ms = 0 if has_tokens else submit.first_token_timeout_ms
-        elapsed_ms = int((now - self.started_at) * 1000)
         return replace(
             submit,
             request_id=self.label,
@@ -162,8 +162,22 @@ class Journey:
                 replace(track.spec, output_token_ids=track.ids.tobytes()) for track in tracks
             ),
             sampling=sampling,
-            timeout_ms=_left_of(submit.timeout_ms, elapsed_ms, "the time limit is over"),
-            first_token_timeout_ms=_left_of(first_ms, elapsed_ms, "no first token"),
+            timeout_ms=timeout_ms,
+            first_token_timeout_ms=first_ms,
+        )
+
+    def check_time(self, tracks: Sequence[Track], now: float) -> tuple[int, int]:
+        """What is left of the limits of some sequences, in ms: for all, and for first tokens.
+
+        Raises:
+            RequestError: Their time is over.
+        """
+        submit = self.submit
+        first_ms = 0 if all(track.ids for track in tracks) else submit.first_token_timeout_ms
+        elapsed_ms = int((now - self.started_at) * 1000)
+        return (
+            _left_of(submit.timeout_ms, elapsed_ms, "the time limit is over after"),
+            _left_of(first_ms, elapsed_ms, "no first token within", FIRST_TOKEN_FIELD),
         )
 
     def newcomer(self, tracks: Sequence[Track]) -> Newcomer:
@@ -329,13 +343,12 @@ class Leg:
         self.journey.listener.on_fault(error)
 
 
-def _left_of(limit_ms: int, elapsed_ms: int, what: str) -> int:
+def _left_of(limit_ms: int, elapsed_ms: int, what: str, field: str | None = None) -> int:
     """What is left of a limit; 0 where there is none."""
     if not limit_ms:
         return 0
     if elapsed_ms >= limit_ms:
-        text = f"{what} after {elapsed_ms} ms"
-        raise RequestError(FailureReason.DEADLINE_EXCEEDED, text)
+        raise RequestError(FailureReason.DEADLINE_EXCEEDED, f"{what} {limit_ms} ms", field=field)
     return limit_ms - elapsed_ms
 
 

@@ -17,6 +17,7 @@ from services.detokenizer.messages import (
     TokenSubmit,
 )
 from services.detokenizer.ports import Upstream
+from services.detokenizer.time_limits import TimeLimits
 from services.detokenizer.usage import Usage, total_stats
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
@@ -36,10 +37,10 @@ class Response:
         choices: Sequence[Choice],
         *,
         count: Callable[[], Usage],
-        deadline_s: float,
+        limits: TimeLimits,
         span: Span,
     ) -> None:
-        """Wait for `start`; `deadline_s` is monotonic."""
+        """Wait for `start`."""
         self.request_id = request_id
         self.choices = tuple(choices)
         self.refusal: RequestError | None = None
@@ -47,7 +48,7 @@ class Response:
         self.end: TextEnd | None = None
         self.on_change: Callable[[], None] = _nothing
         self._count = count
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._span = span
         self._upstream: Upstream | None = None
         self._stream_ids: list[int] = []
@@ -132,7 +133,7 @@ class Response:
         """One sequence is over; a bad end of one is the end of all."""
         self._is_open_upstream[position] = False
         if isinstance(end, RequestError):
-            self._fail(end, AbortReason.CANCELLED)
+            self._fail(self._limits.named(end), AbortReason.CANCELLED)
         elif end.reason is FinishReason.ABORT:
             error = RequestError(FailureReason.CANCELLED, "the request was aborted")
             self._fail(error, AbortReason.CANCELLED)
@@ -165,12 +166,13 @@ class Response:
         self._fail(error, reason)
 
     def check_deadline(self, now: float) -> None:
-        """Fail once the time is up; the scheduler is told the same limit and is usually first."""
-        if now >= self._deadline_s and not self.is_over:
-            message = "the time limit of the request is over"
-            self._fail(
-                RequestError(FailureReason.DEADLINE_EXCEEDED, message), AbortReason.CANCELLED
-            )
+        """Fail once the time is up; the scheduler is told the same limits and is usually first."""
+        if self.is_over:
+            return
+        has_first = all(choice.num_received or choice.end is not None for choice in self.choices)
+        error = self._limits.error_at(now, has_first_tokens=has_first)
+        if error is not None:
+            self._fail(error, AbortReason.CANCELLED)
 
     def _fail(self, error: RequestError, reason: AbortReason) -> None:
         for position, is_open in enumerate(self._is_open_upstream):

@@ -337,10 +337,11 @@ class Schedulers:
         self, journey: Journey, tracks: Sequence[Track], now: float
     ) -> RequestError | None:
         """Give sequences to a scheduler if one takes them; why they cannot go on any more."""
-        error = self._end_of_patience(journey, now)
-        if error is not None or now < journey.not_before:
-            return error
         try:
+            journey.check_time(tracks, now)  # also where nobody is there to take them
+            error = self._end_of_patience(journey, now)
+            if error is not None or now < journey.not_before:
+                return error
             if not self._send(journey, tracks):
                 journey.ask_later(now)
         except RequestError as failure:

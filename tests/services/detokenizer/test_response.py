@@ -1,4 +1,4 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from services.detokenizer.build import build_response, upstream_submit
 from services.detokenizer.messages import TextFinished
 from services.detokenizer.response import Response
+from services.detokenizer.time_limits import TimeLimits
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats
@@ -164,6 +165,64 @@ def test_the_deadline_ends_a_request_that_the_scheduler_forgot() -> None:
     assert peer.aborts
 
 
+def with_first_token_limit(limit_ms: int, count: int = 1) -> tuple[Response, FakeUpstream]:
+    peer, request = FakeUpstream(), replace(submit(count), first_token_timeout_ms=limit_ms)
+    response = build_response(request, CONTEXT, 0.0)
+    response.start(peer, upstream_submit(request, response, CONTEXT, "internal"))
+    return response, peer
+
+
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_a_first_token_that_nobody_computes_ends_the_request_in_time(is_admitted: bool) -> None:
+    """The scheduler may be lost, or stand still: then it does not end the request itself."""
+    response, peer = with_first_token_limit(2_000, 2)
+    if is_admitted:
+        response.on_verdict(0, None)
+        response.on_verdict(1, None)
+        response.on_tokens(0, 0, ids("ab"), None)
+    response.check_deadline(1.99)
+    assert not response.is_over
+    response.check_deadline(2.1)
+    error = response.end or response.refusal
+    assert isinstance(error, RequestError)
+    assert error.reason is FailureReason.DEADLINE_EXCEEDED
+    assert (error.message, error.field) == (
+        "no first token within 2000 ms",
+        "first_token_timeout_ms",
+    )
+    assert len(peer.aborts) == 2
+
+
+def test_the_limit_of_the_first_token_is_over_once_every_choice_has_one() -> None:
+    response, _ = with_first_token_limit(2_000, 2)
+    for position in (0, 1):
+        response.on_verdict(position, None)
+        response.on_tokens(position, 0, ids("ab"), None)
+    response.check_deadline(50.0)
+    assert not response.is_over
+    response.check_deadline(60.0)
+    assert error_of(response) is FailureReason.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("first_token_timeout_ms", "no first token within 2000 ms"),
+        (None, "the time limit of the request is over: 60000 ms"),
+    ],
+)
+def test_an_end_by_time_names_the_limit_of_the_request_and_not_the_rest_of_it(
+    field: str | None, text: str
+) -> None:
+    """After a move the scheduler was told only what was left."""
+    response, _ = with_first_token_limit(2_000)
+    response.on_verdict(0, None)
+    late = RequestError(FailureReason.DEADLINE_EXCEEDED, "within 320 ms", field=field)
+    response.on_end(0, late)
+    assert isinstance(response.end, RequestError)
+    assert (response.end.message, response.end.field) == (text, field)
+
+
 def test_a_reader_who_never_comes_loses_a_complete_answer() -> None:
     response, _ = started()
     response.on_verdict(0, None)
@@ -210,7 +269,7 @@ def traced() -> tuple[Response, FakeSpan]:
         "r",
         plain.choices,
         count=plain._count,
-        deadline_s=9.0,
+        limits=TimeLimits(started_at=0.0, timeout_ms=9_000),
         span=span,  # type: ignore[arg-type]  # no context manager
     )
     response.start(FakeUpstream(), upstream_submit(submit(), response, CONTEXT, "i"))

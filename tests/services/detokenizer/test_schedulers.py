@@ -399,6 +399,42 @@ def test_deadlines_run_on_in_the_gap() -> None:
     assert not fleet.num_live
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_deadlines_are_kept_while_no_scheduler_is_there(count: int) -> None:
+    """Not only once one is back, and not as a loss."""
+    fleet = Fleet(count)
+    late, _ = ask(fleet, ONE, timeout_ms=2_000)
+    first, _ = ask(fleet, MANY, name="first", first_token_timeout_ms=1_000)
+    going, _ = ask(fleet, ONE, name="going", first_token_timeout_ms=1_000)
+    for client in fleet.clients:
+        client.answer()
+    for number in range(count):
+        fleet.lose(number)
+    for fleet.time, num_ended in ((0.9, 0), (1.0, 2), (1.9, 2), (2.0, 3)):
+        fleet.schedulers.resume_waiting()
+        assert sum(map(bool, (late.ends, first.ends, going.ends))) == num_ended
+    for asker, text in ((late, "2000 ms"), (first, "1000 ms"), (going, "1000 ms")):
+        end = next(iter(asker.ends.values()))
+        assert isinstance(end, RequestError)
+        assert end.reason is FailureReason.DEADLINE_EXCEEDED
+        assert end.message.endswith(text)
+    assert not fleet.num_live
+    assert not fleet.schedulers.num_waiting
+
+
+def test_a_first_token_that_came_before_the_loss_is_no_matter_of_time() -> None:
+    fleet = Fleet(1)
+    asker, _ = ask(fleet, ONE, first_token_timeout_ms=1_000)
+    fleet.step(2)
+    fleet.lose(0)
+    fleet.time = 5.0
+    fleet.schedulers.resume_waiting()
+    assert not asker.ends
+    fleet.start(0)
+    finish(fleet)
+    asker.check_whole(MAX_TOKENS)
+
+
 def test_a_bug_in_one_request_leaves_the_others_going_on() -> None:
     fleet = Fleet(1)
     bad, good = Asker(ONE), Asker(ONE)
