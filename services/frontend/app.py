@@ -1,5 +1,6 @@
 """The FastAPI application of a gateway."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
@@ -7,6 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from services.frontend.auth import ApiKeys, own_quota
 from services.frontend.documentation import describe
@@ -40,19 +43,13 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPIOffline(
         redoc_url=None, title="glm-mesh", version=software_version(), redirect_slashes=False
     )
-    for room in (
-        chat,
-        completions,
-        responses,
-        input_tokens,
-        messages,
-        generate,
-        models,
-        tokenize,
-        operations,
-        dev,
-    ):
-        app.include_router(room.router(gateway))
+    rooms = (
+        *(chat, completions, responses, input_tokens, messages),
+        *(generate, models, tokenize, operations, dev),
+    )
+    routers = [room.router(gateway) for room in rooms]
+    for router in routers:
+        app.include_router(router)
     settings = gateway.settings
     keys = [key.get_secret_value() for key in settings.api_key]
     entries = read_key_file(settings.api_key_file) if settings.api_key_file is not None else []
@@ -68,25 +65,46 @@ def create_app(gateway: Gateway) -> FastAPI:
             allow_credentials=settings.allow_credentials,
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    listed = [*app.routes, *(route for router in routers for route in router.routes)]
+    routes = [route for route in listed if isinstance(route, Route)]
+    app.add_exception_handler(HTTPException, _http_exception_handler(routes))
     app.add_exception_handler(RequestValidationError, _answer_validation)
     describe(app, title=app.title, version=app.version, has_keys=bool(keys or entries))
     return app
 
 
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: unknown path, wrong method."""
-    assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
-    texts = {
-        404: (f"Unknown request URL: {method} {path}.", "unknown_url"),
-        405: (f"{method} is not allowed for {path}.", "method_not_allowed"),
-    }
-    message, code = texts.get(error.status_code, (str(error.detail), None))
-    return error_response(
-        ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})),
-        request.scope,
-    )
+def _methods_of(routes: Sequence[Route], scope: Scope) -> list[str]:
+    """The methods of a path.
+
+    Each is a route of its own here, and the framework names those of one route. A path that is
+    written out goes before one with a place for anything.
+    """
+    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    path = min((route.path for route in matching), key=lambda path: path.count("{"), default="")
+    return sorted({m for route in matching if route.path == path for m in route.methods or ()})
+
+
+def _http_exception_handler(
+    routes: Sequence[Route],
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        """The framework's own refusals: unknown path, wrong method."""
+        assert isinstance(error, HTTPException)
+        path, method = request.url.path, request.method
+        texts = {
+            404: (f"Unknown request URL: {method} {path}.", "unknown_url"),
+            405: (f"{method} is not allowed for {path}.", "method_not_allowed"),
+        }
+        message, code = texts.get(error.status_code, (str(error.detail), None))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers = {name: text for name, text in headers.items() if name.lower() != "allow"}
+            headers["allow"] = ", ".join(_methods_of(routes, request.scope))
+        return error_response(
+            ApiError(error.status_code, message, code=code, headers=headers), request.scope
+        )
+
+    return answer
 
 
 async def _answer_validation(request: Request, error: Exception) -> Response:

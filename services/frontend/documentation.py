@@ -1,5 +1,6 @@
 """The OpenAPI page. Bodies are read and checked by us, so FastAPI is told about them by hand."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -22,6 +23,7 @@ from services.frontend.schemas.messages import CountTokensRequest, MessagesReque
 from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 _REF = "#/components/schemas/{model}"
 # Models that no handler's signature mentions.
 _DESCRIBED: tuple[type[BaseModel], ...] = (
@@ -112,12 +114,36 @@ def describe(app: FastAPI, *, title: str, version: str, has_keys: bool) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(bodies["$defs"])
+            _describe_paths(document)
             if has_keys:
                 _describe_keys(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def query_docs(**schemas: dict[str, Any]) -> dict[str, Any]:
+    """Description of what may stand behind the question mark; each schema with its words."""
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in schemas.items()
+        ]
+    }
+
+
+def _describe_paths(document: dict[str, Any]) -> None:
+    """Declare what stands in braces: handlers read it themselves, so nobody else knows."""
+    for path, methods in document["paths"].items():
+        for method in methods.values():
+            parameters = method.setdefault("parameters", [])
+            parameters[:0] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in _PATH_PARAMETER.findall(path)
+            ]
+            if not parameters:
+                del method["parameters"]
 
 
 def _describe_keys(document: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from services.frontend.documentation import error_docs, generation_docs
+from services.frontend.documentation import error_docs, generation_docs, query_docs
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.gateway import Gateway
 from services.frontend.response_plan import plan_response
@@ -40,7 +40,14 @@ def router(gateway: Gateway) -> APIRouter:
         return _json((await _stored(gateway, request)).object_json)
 
     @routes.get(
-        "/v1/responses/{response_id}/input_items", response_model=ResponseItems, responses=_DOCS
+        "/v1/responses/{response_id}/input_items",
+        response_model=ResponseItems,
+        responses=_DOCS,
+        openapi_extra=query_docs(
+            limit={"type": "integer", "minimum": 1, "maximum": MAX_ITEMS, "default": 20},
+            order={"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+            after={"type": "string", "description": "Id of the item before the page."},
+        ),
     )
     async def list_input_items(request: Request) -> Response:
         """The items that a response answers, earlier ones included."""
@@ -56,7 +63,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post(
         "/v1/responses/{response_id}/cancel",
         response_model=ResponseObject,
-        responses=error_docs(400, 401, 404, 503),
+        responses=_DOCS,
     )
     async def cancel_response(request: Request) -> Response:
         """End a response that was created with `background: true`."""
@@ -126,32 +133,34 @@ async def _delete(gateway: Gateway, request: Request) -> Response:
     if not await gateway.responses.delete(response_id, tenant):
         raise not_found(response_id)
     if shown["status"] == "in_progress":
-        await _end_deleted(gateway, response_id)
+        await _end_work(gateway, response_id)
     return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
 
 
 async def _cancel(gateway: Gateway, request: Request) -> Response:
     stored = await _stored(gateway, request)
-    shown = msgspec.json.decode(stored.object_json)
-    if not shown["background"]:
+    if not msgspec.json.decode(stored.object_json)["background"]:
         raise invalid("Cannot cancel a synchronous response.", "response_id")
-    if shown["status"] == "in_progress":
-        await gateway.detokenizers.abort(shown["id"])
-        shown["status"] = "cancelled"
-        stored = StoredResponse(
-            object_json=msgspec.json.encode(shown), input_json=stored.input_json
-        )
-        await gateway.responses.put(shown["id"], visit_of(request.scope).tenant_id, stored)
-    return _json(stored.object_json)
+    if not stored.is_open:
+        return _json(stored.object_json)
+    response_id, tenant = request.path_params["response_id"], visit_of(request.scope).tenant_id
+    ended = await gateway.responses.cancel(response_id, tenant)
+    if ended is None:
+        raise not_found(response_id)
+    await _end_work(gateway, response_id)
+    return _json(ended.object_json)
 
 
-async def _end_deleted(gateway: Gateway, response_id: str) -> None:
-    """End the work on a response that nobody can ask for any more."""
+async def _end_work(gateway: Gateway, response_id: str) -> None:
+    """End the work on a response that was ended or deleted in the store, here or elsewhere."""
+    gateway.background.give_up(response_id)
     try:
         await gateway.detokenizers.abort(response_id)
     except RequestError as error:
-        # It is forgotten all the same; a mesh that cannot be reached works for nobody.
-        _logger.warning("deleted response not ended: %s", error, extra={"request_id": response_id})
+        # It has ended all the same: the process that works on it looks at the store.
+        _logger.warning(
+            "response not ended by the mesh: %s", error, extra={"request_id": response_id}
+        )
 
 
 async def _stored(gateway: Gateway, request: Request) -> StoredResponse:

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 
@@ -26,6 +28,38 @@ def test_all_endpoints_are_there(lone_gateway: Gateway) -> None:
         "/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate",
         "/tokenize", "/detokenize", "/health", "/ping", "/version", "/metrics",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/responses/resp_1", "DELETE, GET"),
+        ("/v1/responses/resp_1/cancel", "POST"),
+        ("/v1/responses/resp_1/input_items", "GET"),
+        ("/v1/responses/input_tokens", "POST"),
+        ("/v1/responses", "POST"),
+        ("/v1/models/nano", "GET"),
+        ("/openapi.json", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_right_ones(
+    lone: httpx.AsyncClient, path: str, methods: str
+) -> None:
+    response = await lone.request("PATCH", path)
+    assert response.status_code == 405
+    assert response.headers["allow"] == methods
+
+
+def test_every_method_of_the_document_is_among_those_told(lone_app: FastAPI) -> None:
+    async def told(path: str) -> set[str]:
+        transport = httpx.ASGITransport(lone_app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            response = await client.request("PATCH", path.replace("{", "").replace("}", ""))
+        # HEAD goes with GET, and the document need not say so.
+        return set(response.headers["allow"].split(", ")) - {"HEAD"}
+
+    for path, methods in lone_app.openapi()["paths"].items():
+        assert asyncio.run(told(path)) == {method.upper() for method in methods}, path
 
 
 async def test_should_the_framework_ever_validate_it_is_a_400() -> None:

@@ -1,5 +1,6 @@
 """The documentation page and document."""
 
+import re
 from typing import Any
 
 import httpx
@@ -60,3 +61,21 @@ def test_fields_that_need_words_have_them(document: dict[str, Any]) -> None:
         "reasoning_effort",
     ):
         assert fields[name].get("description"), name
+
+
+def test_every_place_in_a_path_is_declared(document: dict[str, Any]) -> None:
+    num_places = 0
+    for path, methods in document["paths"].items():
+        places = re.findall(r"\{(\w+)\}", path)
+        num_places += len(places)
+        for method in methods.values():
+            declared = [p for p in method.get("parameters", ()) if p["in"] == "path"]
+            assert [p["name"] for p in declared] == places, path
+            assert all(p["required"] and p["schema"] == {"type": "string"} for p in declared)
+    assert num_places >= 4
+
+
+def test_what_pages_of_items_take_is_declared(document: dict[str, Any]) -> None:
+    get = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]
+    names = {p["name"] for p in get["parameters"] if p["in"] == "query"}
+    assert names == {"limit", "order", "after"}
