@@ -38,6 +38,7 @@ class DetokenizerClient:
         on_change: Told when `is_connected` or `is_ready` may have changed.
         on_lost: Gets each request that was on a stream that broke; ends it, or sends it elsewhere.
         on_refused: The same for a request that the verdict refuses.
+        on_failed: The same for one that ends badly.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class DetokenizerClient:
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[Exchange, RequestError], None] = Exchange.fail,
         on_refused: Callable[[Exchange, RequestError], None] = Exchange.fail,
+        on_failed: Callable[[Exchange, RequestError], None] = Exchange.fail,
     ) -> None:
         """Start disconnected; `run` connects."""
         self._credit_bytes = credit_bytes
         self._on_change = on_change
         self._on_lost = on_lost
         self._on_refused = on_refused
+        self._on_failed = on_failed
         self._link = ConnectLink(
             address, peer="detokenizer", open_call=lambda c: _stub(c).Connect(), owner=self
         )
@@ -272,7 +275,7 @@ class DetokenizerClient:
             # It stops before the request could end: the request is lost with it.
             self._on_lost(exchange, failure)
         else:
-            exchange.fail(failure)
+            self._on_failed(exchange, failure)
 
     def _pop(self, stream_id: int) -> None:
         exchange = self._exchanges.pop(stream_id, None)

@@ -18,9 +18,11 @@ from typing import Final, TypeAlias
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.exchange import Exchange
 from services.frontend.resubmission import (
+    FIRST_TOKEN_FIELD,
     LOOK_S,
     MAX_LOSSES,
     Job,
+    Limits,
     ResubmitBounds,
     in_time,
     packed,
@@ -40,6 +42,9 @@ _OWN_COUNTERS: Final = (
     "num_resubmissions_total",
     "num_unresumed_total",
 )
+
+# Detokenizers end what is late themselves; the gateway does where they do not.
+LIMIT_GRACE_S: Final = 0.5
 
 _logger = get_logger(__name__)
 _Job: TypeAlias = Job[DetokenizerClient]
@@ -76,6 +81,7 @@ class Detokenizers:
                 on_change=self._look_at_waiting,
                 on_lost=self._take_loss,
                 on_refused=self._take_refusal,
+                on_failed=self._take_failure,
             )
             for address in addresses
         )
@@ -140,19 +146,20 @@ class Detokenizers:
                 if client.look() * LOOK_S >= self._silence_s:
                     _logger.warning("a detokenizer says nothing, cut off")
                     client.drop()
+            self._look_at_limits()
 
     def submit(self, submission: Submission) -> Exchange:
         """Send a request; raises UPSTREAM_LOST when no detokenizer is reached."""
         client = self._choose() or self._any_connected()
-        kept = packed(submission)
+        kept: Submission | None = packed(submission)
+        assert kept is not None
         exchange = client.submit(kept)
         num_bytes = exchange.num_bytes
         room = self._bounds.max_bytes - self.num_kept_bytes
         if not self._bounds.timeout_s or num_bytes > room:
-            self._jobs[exchange] = Job(client, None, 0, time.monotonic())
-        else:
-            self.num_kept_bytes += num_bytes
-            self._jobs[exchange] = Job(client, kept, num_bytes, time.monotonic())
+            kept, num_bytes = None, 0
+        self.num_kept_bytes += num_bytes
+        self._jobs[exchange] = Job(client, kept, num_bytes, time.monotonic(), Limits.of(submission))
         return exchange
 
     def close(self, exchange: Exchange) -> None:
@@ -245,7 +252,27 @@ class Detokenizers:
             job.refused_by, job.is_paused = (), True
             self._wait(exchange, job, error)
         else:
-            exchange.fail(error)
+            self._take_failure(exchange, error)
+
+    def _take_failure(self, exchange: Exchange, error: RequestError) -> None:
+        """A bad end; after a move its detokenizer knew only what was left of the limits."""
+        job = self._jobs.get(exchange)
+        if job is not None and job.has_moved and error.reason is FailureReason.DEADLINE_EXCEEDED:
+            error = job.limits.error(is_first=error.field == FIRST_TOKEN_FIELD)
+        exchange.fail(error)
+
+    def _look_at_limits(self) -> None:
+        """End what nobody answers in time: a detokenizer that stands still does not.
+
+        Of a request that was admitted nobody here knows whether its first token has come.
+        """
+        now = time.monotonic()
+        for exchange, job in list(self._jobs.items()):
+            passed_s = now - job.started - LIMIT_GRACE_S
+            error = job.limits.error_at(passed_s, has_first_token=exchange.is_admitted)
+            if error is not None and not exchange.is_ended:
+                self._stop_waiting(exchange, job)
+                exchange.fail(error)
 
     def _move(self, exchange: Exchange, job: _Job, error: RequestError, why: str) -> None:
         attempt = job.begin_move(exchange, why)
@@ -277,8 +304,12 @@ class Detokenizers:
         assert job.error is not None
         assert job.submission is not None
         client = self._choose(job.refused_by)
+        late = job.limits.error_at(time.monotonic() - job.started, has_first_token=False)
         if exchange.is_ended:
             self._stop_waiting(exchange, job)
+        elif late is not None:  # also where nobody is there to take it
+            self._stop_waiting(exchange, job)
+            exchange.fail(late)
         elif client is not None:
             self._stop_waiting(exchange, job, is_placed=True)
             try:

@@ -7,7 +7,7 @@ prompts at four bytes per token; all requests together at most so many bytes.
 import asyncio
 from array import array
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from services.frontend.exchange import Exchange
@@ -19,6 +19,7 @@ from shared.tracing import Span, start_span
 MAX_LOSSES: Final = 3
 # Between two looks of a request that waits, unless a detokenizer becomes ready before.
 LOOK_S: Final = 0.25
+FIRST_TOKEN_FIELD: Final = "first_token_timeout_ms"
 
 PeerT = TypeVar("PeerT", bound=Hashable)
 
@@ -36,6 +37,41 @@ class ResubmitBounds:
     max_bytes: int = 256 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a request may take from the time it came; 0 is no limit."""
+
+    timeout_ms: int = 0
+    first_token_timeout_ms: int = 0
+
+    @classmethod
+    def of(cls, submission: Submission) -> "Limits":
+        """Those of a request."""
+        return cls(
+            timeout_ms=submission.timeout_ms,
+            first_token_timeout_ms=submission.first_token_timeout_ms,
+        )
+
+    def error_at(self, passed_s: float, *, has_first_token: bool) -> RequestError | None:
+        """Why the request ends after so long; None while it has time."""
+        for is_first in (False, True):
+            limit_ms = self.first_token_timeout_ms if is_first else self.timeout_ms
+            is_over = limit_ms and int(limit_ms - passed_s * 1000) <= 0
+            if is_over and not (is_first and has_first_token):
+                return self.error(is_first=is_first)
+        return None
+
+    def error(self, *, is_first: bool) -> RequestError:
+        """The end by one of them, by its name."""
+        limit_ms = self.first_token_timeout_ms if is_first else self.timeout_ms
+        what = "no token came" if is_first else "it did not end"
+        return RequestError(
+            FailureReason.DEADLINE_EXCEEDED,
+            f"the request took too long: {what} within {limit_ms} ms",
+            field=FIRST_TOKEN_FIELD if is_first else None,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Job(Generic[PeerT]):
     """A request on its way; times are of the monotonic clock.
@@ -45,6 +81,7 @@ class Job(Generic[PeerT]):
         submission: To submit again; None when it will not be.
         num_kept_bytes: What that takes.
         started: When it came.
+        limits: Its own, of which a detokenizer is told what is left.
         num_losses: Detokenizers that were lost with it.
         refused_by: Those that sent it on since.
         give_up_at: End of its waiting.
@@ -52,12 +89,14 @@ class Job(Generic[PeerT]):
         is_paused: It waits for the next look, whatever becomes ready.
         look: The next look.
         span: From the loss to the next submit.
+        has_moved: Whether it was submitted again.
     """
 
     client: PeerT
     submission: Submission | None
     num_kept_bytes: int
     started: float
+    limits: Limits = field(default_factory=Limits)
     num_losses: int = 0
     refused_by: tuple[PeerT, ...] = ()
     give_up_at: float = 0.0
@@ -65,6 +104,7 @@ class Job(Generic[PeerT]):
     is_paused: bool = False
     look: asyncio.TimerHandle | None = None
     span: Span | None = None
+    has_moved: bool = False
 
     def may_move(self, exchange: Exchange) -> bool:
         """Whether it may begin anew elsewhere."""
@@ -75,6 +115,7 @@ class Job(Generic[PeerT]):
         """Forget what came; the number of the attempt."""
         assert self.submission is not None
         exchange.restart()
+        self.has_moved = True
         attempt = self.submission.attempt + 1
         self.submission = replace(self.submission, attempt=attempt)
         self.span = start_span(
@@ -115,18 +156,12 @@ def packed(submission: Submission) -> Submission:
 
 def in_time(submission: Submission, passed_s: float) -> Submission:
     """The request with what is left of its time; `RequestError` when nothing is."""
-    left: dict[str, int] = {}
-    for name in ("timeout_ms", "first_token_timeout_ms"):
-        limit_ms = getattr(submission, name)
-        left[name] = max(0, int(limit_ms - passed_s * 1000))
-        if limit_ms and not left[name]:
-            what = "it did not end" if name == "timeout_ms" else "no token came"
-            raise RequestError(
-                FailureReason.DEADLINE_EXCEEDED,
-                f"the request took too long: {what} within {limit_ms} ms",
-            )
+    error = Limits.of(submission).error_at(passed_s, has_first_token=False)
+    if error is not None:
+        raise error
+    passed_ms = passed_s * 1000
     return replace(
         submission,
-        timeout_ms=left["timeout_ms"],
-        first_token_timeout_ms=left["first_token_timeout_ms"],
+        timeout_ms=max(0, int(submission.timeout_ms - passed_ms)),
+        first_token_timeout_ms=max(0, int(submission.first_token_timeout_ms - passed_ms)),
     )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,62 @@ async def test_a_wait_has_an_end(fakes: list[FakeDetokenizer]) -> None:
             with pytest.raises(RequestError, match="connection to the detokenizer was lost"):
                 await exchange.wait_for_end()
         assert pool.num_open == 0
+
+
+async def error_of(exchange: Exchange) -> tuple[FailureReason, str]:
+    """Its bad end, which must come before any wait for a detokenizer is over."""
+    async with asyncio.timeout(3):
+        with pytest.raises(RequestError) as caught:
+            await exchange.wait_for_end()
+    return caught.value.reason, caught.value.message
+
+
+LATE_LIMITS = [
+    ({"first_token_timeout_ms": 700}, "no token came within 700 ms"),
+    ({"timeout_ms": 700}, "it did not end within 700 ms"),
+]
+
+
+@pytest.mark.parametrize(("limits", "text"), LATE_LIMITS)
+async def test_limits_are_kept_while_no_detokenizer_is_there(
+    fakes: list[FakeDetokenizer], limits: dict[str, int], text: str
+) -> None:
+    async with connected(fakes[:1], ResubmitBounds(timeout_s=20.0)) as pool:
+        (exchange,) = await admitted(pool, replace(submission(), **limits))
+        await fakes[0].stop()
+        reason, message = await error_of(exchange)
+        assert reason is FailureReason.DEADLINE_EXCEEDED
+        assert message.endswith(text)
+        assert pool.num_open == 0
+
+
+@pytest.mark.parametrize(("limits", "text"), LATE_LIMITS)
+async def test_limits_are_kept_where_the_detokenizer_stands_still(
+    fakes: list[FakeDetokenizer], limits: dict[str, int], text: str
+) -> None:
+    fakes[0].behaviour = Behaviour(gives_verdict=False)
+    async with connected(fakes[:1]) as pool:
+        exchange = pool.submit(replace(submission(), **limits))
+        reason, message = await error_of(exchange)
+        assert reason is FailureReason.DEADLINE_EXCEEDED
+        assert message.endswith(text)
+
+
+async def test_after_a_move_an_end_by_time_names_the_limit_of_the_request(
+    fakes: list[FakeDetokenizer],
+) -> None:
+    late = common_pb2.Failure(
+        reason=common_pb2.FAILURE_REASON_DEADLINE_EXCEEDED,
+        message="no first token within 123 ms",
+        field="first_token_timeout_ms",
+    )
+    async with connected(fakes) as pool:
+        (exchange,) = await admitted(pool, replace(submission(), first_token_timeout_ms=9_000))
+        first = sizes(fakes).index(1)
+        fakes[1 - first].behaviour = Behaviour(failure_after=0, failure=late)
+        await fakes[first].stop()
+        _, message = await error_of(exchange)
+        assert message.endswith("no token came within 9000 ms")
 
 
 async def test_a_request_that_loses_them_all_is_given_up(fakes: list[FakeDetokenizer]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from services.frontend import resubmission
 from services.frontend.exchange import Exchange
-from services.frontend.resubmission import Job, in_time, packed
+from services.frontend.resubmission import Job, Limits, in_time, packed
 from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, Submission
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec, SequenceStats
@@ -121,3 +121,17 @@ def test_a_request_whose_time_is_over_fails_by_name(name: str, words: str) -> No
     with pytest.raises(RequestError, match=f"{words}.*1000 ms") as caught:
         in_time(submission(**{name: 1000}), 1.0)
     assert caught.value.reason is FailureReason.DEADLINE_EXCEEDED
+
+
+def test_the_limit_of_the_first_token_is_no_matter_once_it_may_have_come() -> None:
+    limits = Limits(timeout_ms=5_000, first_token_timeout_ms=1_000)
+    assert limits.error_at(0.9, has_first_token=False) is None
+    late = limits.error_at(1.0, has_first_token=False)
+    assert late is not None
+    assert (late.reason, late.field) == (
+        FailureReason.DEADLINE_EXCEEDED,
+        "first_token_timeout_ms",
+    )
+    assert limits.error_at(4.9, has_first_token=True) is None
+    assert limits.error_at(5.0, has_first_token=True) is not None
+    assert Limits().error_at(1e6, has_first_token=False) is None
