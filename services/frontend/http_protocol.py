@@ -57,6 +57,15 @@ class Connection:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def end_by_close(self) -> None:
+        """Send an answer without length in no chunks; its end is that of the connection."""
+        self._cycle.chunked_encoding = False
+        self._cycle.keep_alive = False
+
+    def expect(self, num_bytes: int) -> None:
+        """How much of a body comes next: uvicorn counts what it passes on."""
+        self._cycle.expected_content_length = num_bytes
+
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that the client has not taken."""
@@ -122,9 +131,11 @@ class GatewayProtocol(HttpToolsProtocol):
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a chunked answer is under way: those have a keeper of their own."""
+        """Whether an answer of no known length is under way: those have a keeper of their own."""
         cycle = self.cycle
-        return cycle is not None and bool(cycle.chunked_encoding) and not cycle.response_complete
+        if cycle is None or not cycle.response_started or cycle.response_complete:
+            return False
+        return bool(cycle.expected_content_length == 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection has to say something, too."""
@@ -173,6 +184,8 @@ class GatewayProtocol(HttpToolsProtocol):
                 raise ValueError("no tunnels here")  # to the parser, which stops
             return
         self._end_head()
+        if self.parser.get_http_version() == "1.0":  # knows no interim answers
+            self.expect_100_continue = False
         super().on_headers_complete()
         # It writes, asks whether it may, and closes: no more than that.
         self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self))

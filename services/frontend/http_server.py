@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.frontend.close_delimited import CloseDelimited
 from services.frontend.http_protocol import GatewayProtocol
 from services.frontend.stalled import StallWatch
 from shared.errors import ConfigError
@@ -44,7 +45,7 @@ class HttpServer:
             stall_s: A client that takes no bytes for so long is cut off.
         """
         config = uvicorn.Config(
-            app,
+            CloseDelimited(app),
             http=GatewayProtocol,
             ws="none",
             lifespan="off",
@@ -70,6 +71,12 @@ class HttpServer:
         """The port that was bound."""
         return int(self._listener.getsockname()[1])
 
+    @property
+    def connections(self) -> set[GatewayProtocol]:
+        """The open ones, whoever they are then."""
+        # All of them are of the one class that the server was told to make.
+        return cast("set[GatewayProtocol]", self._server.server_state.connections)
+
     async def start(self) -> None:
         """Accept connections from now on."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
@@ -77,9 +84,7 @@ class HttpServer:
             if self._task.done():
                 await self._task
             await asyncio.sleep(STARTUP_POLL_S)
-        # All of them are of the one class that the server was told to make.
-        connections = cast("set[GatewayProtocol]", self._server.server_state.connections)
-        self._watch_task = asyncio.create_task(self._stall_watch.run(connections))
+        self._watch_task = asyncio.create_task(self._stall_watch.run(self.connections))
 
     async def stop(self) -> None:
         """Close the listener and all connections; requests in work are cut."""
