@@ -54,7 +54,7 @@ class ValueWriter:
             parts.extend(part for form in forms if (part := self._text(form, argument)))
         others = [name for name in argument.types if name != "string"]
         for leaf in self._leaves(argument.schema, 0) if others else ():
-            parts.extend(self._json(leaf, others))
+            parts.extend(self._json(leaf, others, argument.where))
         if not parts and not self._is_strict and argument.schema is not False:
             parts = [self._writer.terminal(ANY_TEXT)]  # what nobody understands is read as a text
         if parts:
@@ -105,7 +105,7 @@ class ValueWriter:
         for branch in branches if depth <= _MAX_DEPTH else ():
             yield from self._leaves(branch, depth + 1)
 
-    def _json(self, leaf: Mapping[str, Any], others: Sequence[str]) -> list[str]:
+    def _json(self, leaf: Mapping[str, Any], others: Sequence[str], where: str) -> list[str]:
         """The parts that read what is no text of one alternative."""
         keys = leaf.keys() - LEFT_OUT
         types = [name for name in declared_types(leaf, self._root) if name in others]
@@ -118,7 +118,7 @@ class ValueWriter:
             parts.append(self._writer.terminal(_NUMBER))
             types = [name for name in types if name not in ("number", "integer")]
         if types:
-            parts.extend(self._schema(leaf, types))
+            parts.extend(self._schema(leaf, types, where))
         return parts
 
     def _literals(self, leaf: Mapping[str, Any]) -> list[str]:
@@ -127,10 +127,10 @@ class ValueWriter:
         texts = dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values)
         return [self._writer.rule(" | ".join(map(quoted, texts)))] if texts else []
 
-    def _schema(self, leaf: Mapping[str, Any], types: list[str]) -> list[str]:
+    def _schema(self, leaf: Mapping[str, Any], types: list[str], where: str) -> list[str]:
         """JSON of the schema, of these types alone."""
         only = {**leaf, "type": types} if "type" in leaf else {"allOf": [leaf, {"type": types}]}
-        document = standing_alone(only, self._root)
+        document = standing_alone(only, self._root, where)
         options = {"lenient": not self._is_strict, **_SEPARATORS}
         document["x-guidance"] = options
         if "type" not in leaf or leaf.keys() & _COMBINED:

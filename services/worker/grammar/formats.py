@@ -6,7 +6,7 @@ from typing import Any, Final
 from llguidance.gbnf_to_lark import any_to_lark
 
 from services.worker.grammar.keywords import check_keywords
-from services.worker.grammar.schema_parts import with_own_formats
+from services.worker.grammar.schema_parts import as_enforced
 from services.worker.grammar.structural_tags import add_structural_tag
 from services.worker.grammar.writer import GrammarWriter, quoted, refused
 from shared.constraint import MAX_CHOICES, FormatKind, TextFormat
@@ -73,7 +73,7 @@ def with_options(schema: dict[str, Any], given: TextFormat) -> dict[str, Any]:
         options["whitespace_pattern"] = given.whitespace_pattern or _WHITESPACE
     else:
         options["whitespace_flexible"] = False
-    return {**with_own_formats(schema), "x-guidance": options}
+    return {**as_enforced(schema, FIELD), "x-guidance": options}
 
 
 def _add_choice(writer: GrammarWriter, choices: tuple[str, ...]) -> str:

@@ -1,8 +1,10 @@
 """Parts of a JSON Schema that stand for themselves: with what they refer to, and nothing else."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from services.worker.grammar.exact_numbers import exact_numbers
 from services.worker.grammar.keywords import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME
 from services.worker.grammar.string_values import FORMATS
 from shared.json_pointer import resolve_pointer
@@ -17,10 +19,13 @@ LEFT_OUT: Final = frozenset(
 Rename: TypeAlias = Callable[[Any], Any]
 
 
-def standing_alone(schema: Any, root: Any) -> dict[str, Any]:  # noqa: ANN401  (any JSON values)
+def standing_alone(schema: Any, root: Any, where: str) -> dict[str, Any]:  # noqa: ANN401  (any JSON values)
     """A part of `root` as a document of its own: what it refers to, directly or not, is beside it.
 
     References that lead nowhere stay as they are, for whoever compiles it to complain about.
+
+    Raises:
+        RequestError: It has numbers that the engine cannot keep; `where` says whose.
     """
     names: dict[str, str] = {}
 
@@ -31,41 +36,55 @@ def standing_alone(schema: Any, root: Any) -> dict[str, Any]:  # noqa: ANN401  (
         return f"#/$defs/{name}"
 
     definitions: dict[str, Any] = {}
-    whole = _copied(schema, rename, LEFT_OUT)
+    copy = _Copy(rename=rename, left_out=LEFT_OUT, where=where)
+    whole = copy.of(schema)
     waiting = list(names)
     for pointer in waiting:  # grows while it runs
-        part = _copied(resolve_pointer(pointer, root), rename, LEFT_OUT)
+        part = copy.of(resolve_pointer(pointer, root))
         definitions[names[pointer]] = part
         waiting.extend(list(names)[len(waiting) :])
     document: dict[str, Any] = whole if isinstance(whole, dict) else {}
     return {**document, "$defs": definitions} if definitions else document
 
 
-def with_own_formats(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole schema in which formats are the patterns by which we enforce them everywhere."""
-    found: dict[str, Any] = _copied(schema, lambda pointer: pointer, frozenset())
+def as_enforced(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A whole schema as the engine is to enforce it: formats as our patterns, numbers exact.
+
+    Raises:
+        RequestError: It has numbers that the engine cannot keep; `where` says whose.
+    """
+    copy = _Copy(rename=lambda pointer: pointer, left_out=frozenset(), where=where)
+    found: dict[str, Any] = copy.of(schema)
     return found
 
 
-def _copied(node: Any, rename: Rename, left_out: frozenset[str]) -> Any:  # noqa: ANN401  (any JSON values)
-    """A schema with references renamed, formats as patterns, and some keywords left out."""
-    if not isinstance(node, Mapping):
-        return node
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in left_out:
-            continue
-        if key == "$ref":
-            found[key] = rename(value)
-        elif key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
-            found[key] = {name: _copied(each, rename, left_out) for name, each in value.items()}
-        elif key in LISTS_OF_SCHEMAS and isinstance(value, list):
-            found[key] = [_copied(each, rename, left_out) for each in value]
-        elif key in SCHEMAS:
-            found[key] = _copied(value, rename, left_out)
-        else:
-            found[key] = value
-    return _with_own_format(found)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """Copies schemas with references renamed, and some keywords rewritten or left out."""
+
+    rename: Rename
+    left_out: frozenset[str]
+    where: str
+
+    def of(self, node: Any) -> Any:  # noqa: ANN401  (any JSON values)
+        """A schema and all that it holds."""
+        if not isinstance(node, Mapping):
+            return node
+        found: dict[str, Any] = {}
+        for key, value in node.items():
+            if key in self.left_out:
+                continue
+            if key == "$ref":
+                found[key] = self.rename(value)
+            elif key in SCHEMAS_BY_NAME and isinstance(value, Mapping):
+                found[key] = {name: self.of(each) for name, each in value.items()}
+            elif key in LISTS_OF_SCHEMAS and isinstance(value, list):
+                found[key] = [self.of(each) for each in value]
+            elif key in SCHEMAS:
+                found[key] = self.of(value)
+            else:
+                found[key] = value
+        return exact_numbers(_with_own_format(found), self.where)
 
 
 def _with_own_format(schema: dict[str, Any]) -> dict[str, Any]:

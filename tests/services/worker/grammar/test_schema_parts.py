@@ -18,7 +18,7 @@ ROOT: dict[str, Any] = {
 
 
 def alone(schema: Any) -> dict[str, Any]:
-    return standing_alone(schema, ROOT)
+    return standing_alone(schema, ROOT, "calls: f")
 
 
 def test_what_refers_to_nothing_takes_nothing_with_it() -> None:
