@@ -1,13 +1,15 @@
 """Answers that are finished after their client has gone: kept, to be asked for later.
 
 A background request keeps its place in admission and its stream to the detokenizer; both are given
-back when it ends, however it ends. Whoever cancels it does so by its id, through the mesh.
+back when it ends, however it ends. Whoever cancels or deletes it, in whichever process, does so in
+the store and asks the mesh to end it; here the store is looked at, so it ends without the mesh too.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from services.frontend.errors import ApiError, from_request_error
 from services.frontend.visit import Visit
@@ -16,15 +18,33 @@ from shared.log import get_logger
 
 _logger = get_logger(__name__)
 
+# How long a response that was cancelled elsewhere may go on.
+LOOK_S: Final = 0.4
+
 
 class KeptAnswer(Protocol):
     """Where the object of a request is kept."""
 
-    async def keep(self, object_json: bytes) -> None:
-        """Keep the object in place of its earlier state."""
+    async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
+        """Keep the object in place of its earlier state; `is_open` while it is worked on."""
 
     def unfinished(self, status: str, error: ApiError | None = None) -> bytes:
         """The object without an output."""
+
+
+class EndedResponses(Protocol):
+    """Where all processes of a gateway see what was ended."""
+
+    async def look(self, response_ids: Collection[str]) -> list[str]:
+        """Those of the ids that somebody ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is waited for, and how to give it up; after that the wait ends with the error."""
+
+    wait: Callable[[], Awaitable[bytes]]
+    fail: Callable[[RequestError], None]
 
 
 class BackgroundWork:
@@ -33,16 +53,30 @@ class BackgroundWork:
     def __init__(self) -> None:
         """Nothing runs."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: dict[str, Answer] = {}
 
-    async def go_on(
-        self, answer: Callable[[], Awaitable[bytes]], kept: KeptAnswer, visit: Visit
-    ) -> bytes:
+    async def watch(self, ended: EndedResponses) -> None:
+        """Give up what was ended in the store, until cancelled."""
+        while True:
+            for response_id in await ended.look(list(self._answers)):
+                self.give_up(response_id)
+            await asyncio.sleep(LOOK_S)
+
+    def give_up(self, response_id: str) -> None:
+        """End the work on a response, if it is done here."""
+        answer = self._answers.get(response_id)
+        if answer is not None:
+            answer.fail(RequestError(FailureReason.CANCELLED, "the response was cancelled"))
+
+    async def go_on(self, answer: Answer, kept: KeptAnswer, visit: Visit) -> bytes:
         """Keep the object as it is now, and as `answer` will give it; returns the former."""
         pending = kept.unfinished("in_progress")
         # From here on a client that hangs up ends nothing.
         with contextlib.ExitStack() as taken:
             taken.push(visit.detach())
-            await kept.keep(pending)
+            await kept.keep(pending, is_open=True)
+            self._answers[visit.response_id] = answer
+            taken.callback(self._answers.pop, visit.response_id)
             task = asyncio.create_task(self._finish(answer, kept, visit))
             # Not inside the task, which may be cancelled before it has begun.
             task.add_done_callback(_closing(taken.pop_all()))
@@ -56,11 +90,9 @@ class BackgroundWork:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _finish(
-        self, answer: Callable[[], Awaitable[bytes]], kept: KeptAnswer, visit: Visit
-    ) -> None:
+    async def _finish(self, answer: Answer, kept: KeptAnswer, visit: Visit) -> None:
         try:
-            await kept.keep(await answer())
+            await kept.keep(await answer.wait())
         except RequestError as error:
             is_cancelled = error.reason is FailureReason.CANCELLED
             shown = None if is_cancelled else from_request_error(error)

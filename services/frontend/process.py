@@ -111,6 +111,7 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
     tasks = [
         asyncio.create_task(gateway.detokenizers.run()),
         asyncio.create_task(gateway.keeper.run()),
+        asyncio.create_task(gateway.background.watch(gateway.responses)),
     ]
     try:
         await http.start()

@@ -4,17 +4,25 @@ One table of SQLite, in memory or in a file that several processes of the gatewa
 over a bound pushes the oldest out. A response belongs to the key that made it: under any other it
 does not exist. One that was deleted stays so, though its answer may still be under way, in any
 process. All work is done by one thread, in order, off the event loop.
+
+    open (its owner works on it) --> ended
+
+Law: an end stands. Whoever cancels ends the row; the owner sees that and stops. A row whose owner
+is gone is ended as failed by whoever notices.
 """
 
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
+
+from services.frontend.owners import OwnerLocks
 from shared.log import get_logger
 
 T = TypeVar("T")
@@ -25,8 +33,19 @@ _BUSY_S: Final = 5.0
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, tenant TEXT, expires REAL,
-    size INTEGER, object BLOB, input BLOB
+    size INTEGER, object BLOB, input BLOB, owner INTEGER
 )"""
+_OPEN_ONES: Final = (
+    "CREATE INDEX IF NOT EXISTS open_ones ON responses (owner) WHERE owner IS NOT NULL"
+)
+# Numbers that were given out are remembered by SQLite, which is all that this table is for.
+_OWNERS_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS owners (number INTEGER PRIMARY KEY AUTOINCREMENT)"
+)
+LOST_ERROR: Final = {
+    "code": "server_error",
+    "message": "The server process that worked on the response was lost; create it again.",
+}
 _DELETED_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS deleted (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE)"""
 # Each id matters until the last word of its answer has come, which a deletion hurries.
@@ -35,10 +54,14 @@ MAX_DELETED: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """The object as JSON, and the input items that led to it as a JSON list."""
+    """The object as JSON, and the input items that led to it as a JSON list.
+
+    `is_open` while a process works on it.
+    """
 
     object_json: bytes
     input_json: bytes
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,39 +95,84 @@ class ResponseTable:
             self._db.execute("PRAGMA journal_mode=WAL")
             # A crash of the machine may lose the last ones; a crash of the process does not.
             self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute(_TABLE)
-        self._db.execute(_DELETED_TABLE)
+        with self._db:
+            # Several may open a new file at once.
+            self._db.execute("BEGIN IMMEDIATE")
+            for statement in (_TABLE, _DELETED_TABLE, _OWNERS_TABLE):
+                self._db.execute(statement)
+            self._add_owner_column()
+            self._db.execute(_OPEN_ONES)
+        self._locks = None if path is None else OwnerLocks(path.with_name(f"{path.name}-owners"))
+        self._owner = self._claim()
 
     def put(self, response_id: str, tenant: str, stored: StoredResponse, now: float) -> bool:
-        """Keep a response in place of its earlier state.
+        """Keep a response in place of its earlier state; an open one is this process's.
 
         Returns:
-            False when it alone is too large, or was deleted.
+            False when it alone is too large, was deleted, or has ended already.
         """
         size = len(stored.object_json) + len(stored.input_json)
         if size > self._bounds.max_bytes:
             return False
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            if self._is_deleted(response_id):
+            if self._is_deleted(response_id) or self._is_ended(response_id):
                 return False
             self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
-            values = (response_id, tenant, now + self._bounds.ttl_s, size)
+            owner = self._owner if stored.is_open else None
+            values = (response_id, tenant, now + self._bounds.ttl_s, size, owner)
             self._db.execute(
-                "INSERT INTO responses (id, tenant, expires, size, object, input)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO responses (id, tenant, expires, size, owner, object, input)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*values, stored.object_json, stored.input_json),
             )
             self._push_out(now)
         return True
 
     def get(self, response_id: str, tenant: str, now: float) -> StoredResponse | None:
-        """A response of this tenant that is still there."""
-        row = self._db.execute(
-            "SELECT object, input FROM responses WHERE id = ? AND tenant = ? AND expires > ?",
-            (response_id, tenant, now),
-        ).fetchone()
-        return None if row is None else StoredResponse(object_json=row[0], input_json=row[1])
+        """A response of this tenant that is still there; ended if its owner is gone."""
+        row = self._find(response_id, tenant, now)
+        if row is not None and row[2] is not None and not self._is_alive(row[2]):
+            self.end_orphans()
+            row = self._find(response_id, tenant, now)
+        if row is None:
+            return None
+        return StoredResponse(object_json=row[0], input_json=row[1], is_open=row[2] is not None)
+
+    def cancel(self, response_id: str, tenant: str, now: float) -> StoredResponse | None:
+        """End a response as cancelled if somebody works on it; what it is by then."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            row = self._find(response_id, tenant, now)
+            if row is not None and row[2] is not None and self._is_alive(row[2]):
+                self._end(response_id, row[0], {"status": "cancelled"})
+        return self.get(response_id, tenant, now)
+
+    def ended_of(self, response_ids: Collection[str]) -> list[str]:
+        """Those of the ids that somebody ended or deleted."""
+        found = self._db.execute(
+            "SELECT id FROM responses WHERE id IN (SELECT value FROM json_each(?1))"
+            " AND owner IS NULL UNION ALL"
+            " SELECT id FROM deleted WHERE id IN (SELECT value FROM json_each(?1))",
+            (msgspec.json.encode(list(response_ids)).decode(),),
+        )
+        return [row[0] for row in found]
+
+    def end_orphans(self) -> int:
+        """End what belongs to processes that are gone as failed; how many those were."""
+        owners = self._db.execute("SELECT DISTINCT owner FROM responses WHERE owner IS NOT NULL")
+        lost = [owner for (owner,) in owners.fetchall() if not self._is_alive(owner)]
+        num_ended = 0
+        for owner in lost:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                rows = self._db.execute(
+                    "SELECT id, object FROM responses WHERE owner = ?", (owner,)
+                )
+                for response_id, shown in rows.fetchall():
+                    self._end(response_id, shown, {"status": "failed", "error": LOST_ERROR})
+                    num_ended += 1
+        return num_ended
 
     def delete(self, response_id: str, tenant: str, now: float) -> bool:
         """Forget a response; whether it was there."""
@@ -124,8 +192,57 @@ class ResponseTable:
         return int(count), int(size or 0)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what is still open has no owner from now on."""
         self._db.close()
+        if self._locks is not None:
+            self._locks.close()
+
+    def _add_owner_column(self) -> None:
+        """Files of earlier versions do not have it; nobody works on what they hold."""
+        names = [row[1] for row in self._db.execute("PRAGMA table_info(responses)")]
+        if "owner" not in names:
+            self._db.execute("ALTER TABLE responses ADD COLUMN owner INTEGER")
+            self._db.execute(
+                "UPDATE responses SET owner = 0"
+                " WHERE json_extract(CAST(object AS TEXT), '$.status') = 'in_progress'"
+            )
+
+    def _claim(self) -> int:
+        """A number of our own, and its lock."""
+        while True:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                number = self._db.execute("INSERT INTO owners DEFAULT VALUES").lastrowid
+                assert number is not None
+                self._db.execute("DELETE FROM owners")
+            # Taken where the table was made anew while others had the old one open.
+            if self._locks is None or self._locks.claim(number):
+                return number
+
+    def _is_alive(self, owner: int) -> bool:
+        if owner == self._owner:
+            return True
+        return self._locks is not None and self._locks.is_held_elsewhere(owner)
+
+    def _find(self, response_id: str, tenant: str, now: float) -> Any:  # noqa: ANN401  # a row
+        return self._db.execute(
+            "SELECT object, input, owner FROM responses"
+            " WHERE id = ? AND tenant = ? AND expires > ?",
+            (response_id, tenant, now),
+        ).fetchone()
+
+    def _end(self, response_id: str, object_json: bytes, change: Mapping[str, Any]) -> None:
+        ended = msgspec.json.encode({**msgspec.json.decode(object_json), **change})
+        self._db.execute(
+            "UPDATE responses SET object = ?, size = size + ?, owner = NULL WHERE id = ?",
+            (ended, len(ended) - len(object_json), response_id),
+        )
+
+    def _is_ended(self, response_id: str) -> bool:
+        found = self._db.execute(
+            "SELECT 1 FROM responses WHERE id = ? AND owner IS NULL", (response_id,)
+        )
+        return found.fetchone() is not None
 
     def _is_deleted(self, response_id: str) -> bool:
         found = self._db.execute("SELECT 1 FROM deleted WHERE id = ?", (response_id,))
@@ -159,7 +276,7 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
 
     async def put(self, response_id: str, tenant: str, stored: StoredResponse) -> bool:
-        """Keep a response; false if it alone is too large, was deleted, or the file takes no more.
+        """Keep a response; false if it is too large, deleted or ended, or the file takes no more.
 
         Whoever waits for the answer gets it all the same.
         """
@@ -172,6 +289,26 @@ class ResponseStore:
     async def get(self, response_id: str, tenant: str) -> StoredResponse | None:
         """A response of this tenant that is still there."""
         return await self._do(lambda: self._table.get(response_id, tenant, time.time()))
+
+    async def cancel(self, response_id: str, tenant: str) -> StoredResponse | None:
+        """End a response as cancelled if somebody works on it; what it is by then."""
+        return await self._do(lambda: self._table.cancel(response_id, tenant, time.time()))
+
+    async def look(self, response_ids: Collection[str]) -> list[str]:
+        """Those of the ids that somebody ended or deleted; ends what lost processes left as well.
+
+        A file that cannot be read now is looked at again.
+        """
+        try:
+            num_lost = await self._do(self._table.end_orphans)
+            if num_lost:
+                _logger.warning("responses of a lost process failed", extra={"num": num_lost})
+            if not response_ids:
+                return []
+            return await self._do(lambda: self._table.ended_of(response_ids))
+        except sqlite3.Error as error:
+            _logger.warning("responses not looked at: %s", error)
+            return []
 
     async def delete(self, response_id: str, tenant: str) -> bool:
         """Forget a response; whether it was there."""

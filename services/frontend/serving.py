@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.admission import Place
-from services.frontend.background import KeptAnswer
+from services.frontend.background import Answer, KeptAnswer
 from services.frontend.bodies import Body, read_body
 from services.frontend.exchange import Exchange
 from services.frontend.fields import unknown_header
@@ -70,7 +70,8 @@ async def serve(gateway: Gateway, request: Request, plan_request: Planner) -> Re
 
     if wanted.is_background:
         assert wanted.kept is not None
-        body = await gateway.background.go_on(answer, wanted.kept, visit)
+        going_on = Answer(wait=answer, fail=exchange.fail)
+        body = await gateway.background.go_on(going_on, wanted.kept, visit)
     else:
         body = await answer()
         if wanted.kept is not None:

@@ -1,12 +1,16 @@
 """What is kept, for whom, how long and how much."""
 
+import asyncio
+import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.frontend import response_store
 from services.frontend.response_store import (
+    LOST_ERROR,
     ResponseStore,
     ResponseTable,
     StoreBounds,
@@ -16,8 +20,29 @@ from services.frontend.response_store import (
 BOUNDS = StoreBounds(max_responses=3, max_bytes=100, ttl_s=10)
 
 
-def stored(size: int = 2) -> StoredResponse:
-    return StoredResponse(object_json=b"o" * (size - 1), input_json=b"i")
+def stored(size: int = 2, *, is_open: bool = False) -> StoredResponse:
+    return StoredResponse(object_json=b"o" * (size - 1), input_json=b"i", is_open=is_open)
+
+
+def work(status: str = "in_progress") -> StoredResponse:
+    """A response as its owner keeps it, open until its status is another."""
+    shown = json.dumps({"status": status, "error": None}).encode()
+    return StoredResponse(object_json=shown, input_json=b"i", is_open=status == "in_progress")
+
+
+def shown_of(found: StoredResponse | None) -> dict[str, Any]:
+    assert found is not None
+    shown: dict[str, Any] = json.loads(found.object_json)
+    return shown
+
+
+def opened(path: Path) -> ResponseTable:
+    return ResponseTable(path, StoreBounds(max_responses=9, max_bytes=10_000, ttl_s=10))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "responses.db"
 
 
 @pytest.fixture
@@ -36,7 +61,7 @@ def test_what_was_put_is_there_for_its_tenant_alone(table: ResponseTable) -> Non
 
 
 def test_what_was_deleted_does_not_come_back(table: ResponseTable) -> None:
-    table.put("r1", "ann", stored(), 0)
+    table.put("r1", "ann", stored(is_open=True), 0)
     table.delete("r1", "bob", 1)
     assert table.put("r1", "ann", stored(), 1), "bob has deleted nothing"
     assert table.delete("r1", "ann", 1)
@@ -66,10 +91,90 @@ def test_what_another_process_deleted_does_not_come_back(tmp_path: Path) -> None
 
 
 def test_a_later_state_replaces_an_earlier_one(table: ResponseTable) -> None:
-    table.put("r1", "", stored(2), 0)
-    table.put("r1", "", stored(7), 1)
+    table.put("r1", "", stored(2, is_open=True), 0)
+    assert table.put("r1", "", stored(7), 1)
     assert table.get("r1", "", 1) == stored(7)
     assert table.totals() == (1, 7)
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled", "failed", "incomplete"])
+@pytest.mark.parametrize("late", ["completed", "cancelled", "failed", "in_progress"])
+def test_an_end_stands(end: str, late: str) -> None:
+    table = ResponseTable(None, BOUNDS)
+    table.put("r1", "", work(), 0)
+    table.put("r1", "", work(end), 0)
+    assert not table.put("r1", "", work(late), 1)
+    assert shown_of(table.cancel("r1", "", 1))["status"] == end
+    assert shown_of(table.get("r1", "", 1))["status"] == end
+
+
+def test_what_is_cancelled_stays_so_whatever_its_owner_says_later(path: Path) -> None:
+    owner, other = opened(path), opened(path)
+    owner.put("r1", "ann", work(), 0)
+    owner.put("r2", "ann", work(), 0)
+    assert other.cancel("r1", "bob", 1) is None
+    assert other.cancel("r0", "ann", 1) is None
+    assert owner.ended_of(["r1", "r2"]) == []
+    cancelled = other.cancel("r1", "ann", 1)
+    assert (cancelled and cancelled.is_open, shown_of(cancelled)["status"]) == (False, "cancelled")
+    other.delete("r2", "ann", 1)
+    assert owner.ended_of(["r0", "r1", "r2"]) == ["r1", "r2"]
+    assert not owner.put("r1", "ann", work("completed"), 2)
+    assert shown_of(owner.get("r1", "ann", 2))["status"] == "cancelled"
+    owner.close()
+    other.close()
+
+
+@pytest.mark.parametrize("by", ["get", "sweep", "cancel"])
+def test_what_a_lost_process_worked_on_has_failed(path: Path, by: str) -> None:
+    lost, other = opened(path), opened(path)
+    lost.put("r1", "", work(), 0)
+    lost.put("r2", "", work("completed"), 0)
+    assert other.end_orphans() == 0
+    assert shown_of(other.get("r1", "", 1))["status"] == "in_progress", "its owner lives"
+    before = other.totals()[1]
+    lost.close()  # which the kernel does for one that is killed
+    if by == "cancel":
+        assert shown_of(other.cancel("r1", "", 1))["status"] == "failed"
+    elif by == "sweep":
+        assert other.end_orphans() == 1
+    found = other.get("r1", "", 1)
+    shown = shown_of(found)
+    assert (shown["status"], shown["error"]) == ("failed", LOST_ERROR)
+    assert not (found and found.is_open)
+    assert shown_of(other.get("r2", "", 1))["status"] == "completed"
+    assert found is not None
+    assert other.totals()[1] - before == len(found.object_json) - len(work().object_json)
+    assert other.end_orphans() == 0
+    other.close()
+
+
+def test_who_starts_after_a_lost_process_is_not_taken_for_it(path: Path) -> None:
+    lost = opened(path)
+    lost.put("r1", "", work(), 0)
+    lost.close()
+    later = opened(path)
+    later.put("r2", "", work(), 0)
+    assert shown_of(later.get("r1", "", 1))["status"] == "failed"
+    assert shown_of(later.get("r2", "", 1))["status"] == "in_progress"
+    later.close()
+
+
+def test_a_file_of_before_there_were_owners_is_read_on(path: Path) -> None:
+    old = sqlite3.connect(path)
+    old.execute(
+        "CREATE TABLE responses (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE,"
+        " tenant TEXT, expires REAL, size INTEGER, object BLOB, input BLOB)"
+    )
+    for status in ("in_progress", "completed"):
+        values = (status, work(status).object_json)
+        old.execute("INSERT INTO responses VALUES (NULL, ?, '', 10, 50, ?, X'69')", values)
+    old.commit()
+    old.close()
+    table = opened(path)
+    assert shown_of(table.get("in_progress", "", 1))["status"] == "failed"
+    assert shown_of(table.get("completed", "", 1))["status"] == "completed"
+    table.close()
 
 
 def test_what_is_too_old_is_gone(table: ResponseTable) -> None:
@@ -134,3 +239,33 @@ async def test_a_file_that_takes_no_more_costs_nobody_an_answer(tmp_path: Path) 
     other.close()
     assert not await store.put("r1", "", stored())
     store.close()
+
+
+async def test_a_look_ends_orphans_and_names_what_was_ended(path: Path) -> None:
+    lost, store = opened(path), ResponseStore(path, BOUNDS)
+    lost.put("r1", "", work(), 1e12)
+    await store.put("r2", "", work())
+    assert await store.look(["r2"]) == []
+    await store.cancel("r2", "")
+    lost.close()
+    assert await store.look(["r2"]) == ["r2"]
+    assert shown_of(await store.get("r1", ""))["status"] == "failed"
+    store.close()
+
+
+async def test_a_file_that_cannot_be_looked_at_ends_nothing(path: Path) -> None:
+    store = ResponseStore(path, BOUNDS)
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE responses")
+    assert await store.look(["r1"]) == []
+    store.close()
+
+
+async def test_several_open_a_new_file_at_once(path: Path) -> None:
+    stores = await asyncio.gather(
+        *(asyncio.to_thread(ResponseStore, path, BOUNDS) for _ in range(8))
+    )
+    for number, store in enumerate(stores):
+        assert await store.put(f"r{number}", "", work())
+    for store in stores:
+        store.close()

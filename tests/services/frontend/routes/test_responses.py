@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from services.frontend.response_store import StoredResponse
+from services.frontend.response_store import ResponseTable, StoreBounds, StoredResponse
 from tests.services.frontend.conftest import NAME, Mesh
 from tests.services.frontend.fake_detokenizer import TEXT, Behaviour
 
@@ -76,9 +79,9 @@ async def test_text_behind_a_call_is_taken_back_stored_or_in_full(mesh: Mesh) ->
         object_json=json.dumps({**shown, "output": OUTPUT_ITEMS}).encode(),
         input_json=json.dumps([user]).encode(),
     )
-    await mesh.gateway.responses.put(made.id, "", stored)
+    await mesh.gateway.responses.put("resp_calls", "", stored)
     whole = {"input": [user, *OUTPUT_ITEMS, output]}
-    later = {"input": [output], "previous_response_id": made.id}
+    later = {"input": [output], "previous_response_id": "resp_calls"}
     for body in (whole, later):
         response = await mesh.http.post("/v1/responses", json={"model": NAME, **body})
         assert response.status_code == 200, response.text
@@ -128,6 +131,87 @@ async def test_a_background_response_can_be_cancelled(mesh: Mesh) -> None:
     assert (await client.responses.retrieve(made.id)).status == "cancelled"
 
 
+async def wait_until_idle(mesh: Mesh) -> None:
+    async with asyncio.timeout(30):
+        while mesh.gateway.admission.num_running:  # noqa: ASYNC110  # told by no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("end", ["finished", "failed", "never"])
+async def test_what_was_cancelled_stays_so_though_the_mesh_goes_on(mesh: Mesh, end: str) -> None:
+    mesh.fake.behaviour = Behaviour(
+        pause_s=0.05,
+        failure_after=2 if end == "failed" else None,
+        silent_after=0 if end == "never" else None,
+    )
+    made = await mesh.openai.responses.create(model=NAME, input="Hi", background=True)
+    assert (await mesh.openai.responses.cancel(made.id)).status == "cancelled"
+    await wait_until_idle(mesh)
+    assert (await mesh.openai.responses.retrieve(made.id)).status == "cancelled"
+    assert (await mesh.openai.responses.cancel(made.id)).status == "cancelled"
+
+
+async def test_a_response_is_cancelled_while_the_mesh_is_away(mesh: Mesh) -> None:
+    mesh.fake.behaviour = Behaviour(silent_after=0)
+    made = await mesh.openai.responses.create(model=NAME, input="Hi", background=True)
+    await mesh.fake.stop()
+    assert (await mesh.openai.responses.cancel(made.id)).status == "cancelled"
+    await wait_until_idle(mesh)
+    assert (await mesh.openai.responses.retrieve(made.id)).status == "cancelled"
+    await mesh.fake.start()
+
+
+class TestSeveralProcesses:
+    """A store that another process of the gateway has open as well."""
+
+    @pytest.fixture
+    def extra_settings(self, run_dir: Path) -> dict[str, Any]:
+        return {"response_store_path": run_dir / "responses.db"}
+
+    @pytest.fixture
+    def other(self, mesh: Mesh, run_dir: Path) -> Iterator[ResponseTable]:
+        bounds = StoreBounds(max_responses=9, max_bytes=10_000, ttl_s=100)
+        table = ResponseTable(run_dir / "responses.db", bounds)
+        yield table
+        table.close()
+
+    @pytest.mark.parametrize("how", ["cancel", "delete"])
+    async def test_what_another_ends_is_not_worked_on(
+        self, mesh: Mesh, other: ResponseTable, how: str
+    ) -> None:
+        mesh.fake.behaviour = Behaviour(silent_after=0)
+        made = await mesh.openai.responses.create(model=NAME, input="Hi", background=True)
+        assert mesh.gateway.admission.num_running == 1
+        getattr(other, how)(made.id, "", time.time())
+        await wait_until_idle(mesh)
+        assert mesh.fake.aborted_request_ids == [], "nobody asked the mesh"
+        await mesh.fake.wait_until(lambda: mesh.fake.aborted)
+        found = await mesh.http.get(f"/v1/responses/{made.id}")
+        assert (
+            found.status_code == 404 if how == "delete" else found.json()["status"] == "cancelled"
+        )
+
+    async def test_what_a_lost_process_worked_on_reads_as_failed(
+        self, mesh: Mesh, other: ResponseTable
+    ) -> None:
+        made = await mesh.openai.responses.create(model=NAME, input="Hi")
+        shown = made.model_dump(mode="json") | {"status": "in_progress", "background": True}
+        pending = StoredResponse(
+            object_json=json.dumps(shown).encode(), input_json=b"[]", is_open=True
+        )
+        other.put("resp_lost", "", pending, time.time())
+        assert (await mesh.openai.responses.retrieve("resp_lost")).status == "in_progress"
+        other.close()
+        found = await mesh.openai.responses.retrieve("resp_lost")
+        assert found.status == "failed"
+        assert found.error is not None
+        assert "process that worked on the response was lost" in found.error.message
+        with pytest.raises(openai.BadRequestError, match="the response is failed"):
+            await mesh.openai.responses.create(
+                model=NAME, input="Hi", previous_response_id="resp_lost"
+            )
+
+
 @pytest.mark.parametrize("end", ["finished", "failed", "never"])
 async def test_a_deleted_background_response_is_ended_and_stays_gone(mesh: Mesh, end: str) -> None:
     mesh.fake.behaviour = Behaviour(
@@ -140,10 +224,7 @@ async def test_a_deleted_background_response_is_ended_and_stays_gone(mesh: Mesh,
     deleted = await mesh.http.delete(f"{path}/{made['id']}")
     assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
     assert mesh.fake.aborted_request_ids == [made["id"]]
-    if end != "never":
-        async with asyncio.timeout(30):
-            while mesh.gateway.admission.num_running:  # noqa: ASYNC110  # told by no event
-                await asyncio.sleep(0.01)
+    await wait_until_idle(mesh)
     assert (await mesh.http.get(f"{path}/{made['id']}")).status_code == 404
     assert (await mesh.http.delete(f"{path}/{made['id']}")).status_code == 404
 
