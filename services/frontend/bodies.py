@@ -75,13 +75,13 @@ def decode(data: bytes | bytearray) -> dict[str, Any]:
 
 def _check_content_encoding(scope: Scope) -> None:
     """Nothing is unpacked: a small body could become any size."""
-    coding = next((v for k, v in scope["headers"] if k == b"content-encoding"), b"identity")
-    if coding.strip().lower() != b"identity":
-        raise invalid(
-            f"The content encoding must be identity, got {coding.decode('latin-1')[:100]!r}.",
-            None,
-            "invalid_content_encoding",
-        )
+    for coding in (value for name, value in scope["headers"] if name == b"content-encoding"):
+        if coding.strip().lower() != b"identity":
+            raise invalid(
+                f"The content encoding must be identity, got {coding.decode('latin-1')[:100]!r}.",
+                None,
+                "invalid_content_encoding",
+            )
 
 
 def _check_content_type(scope: Scope) -> None:

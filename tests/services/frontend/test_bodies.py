@@ -80,6 +80,16 @@ async def test_a_body_that_is_packed_is_refused_by_that(
         assert coding in error["message"]
 
 
+@pytest.mark.parametrize("codings", [("identity", "gzip"), ("gzip", "identity"), ("identity", "")])
+async def test_every_line_that_names_a_packing_counts(
+    lone: httpx.AsyncClient, codings: tuple[str, str]
+) -> None:
+    headers = [*JSON_TYPE.items(), *(("content-encoding", coding) for coding in codings)]
+    response = await lone.post(CHAT, content=b"{}", headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_content_encoding"
+
+
 def test_a_valid_surrogate_pair_is_one_character() -> None:
     assert decode(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
 
