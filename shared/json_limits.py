@@ -1,11 +1,14 @@
 """JSON that a model wrote and that clients send back: what every reader and writer can carry."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 # Writers and templates recurse over it, and so do the libraries of clients.
 MAX_DEPTH: Final = 64
+# Jackson, and so clients in Java, refuse a longer number; Python's readers one of 4,301 digits.
+MAX_NUMBER_CHARS: Final = 1000
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -34,6 +37,15 @@ def is_portable(value: Any) -> bool:  # noqa: ANN401  (any JSON value)
         elif isinstance(item, list):
             pending.extend(item)
     return True
+
+
+def is_portable_number(text: str) -> bool:
+    """Whether every reader can hold a JSON number.
+
+    Most read numbers as doubles: beyond their range some fail, others write null in its place when
+    they send it back.
+    """
+    return len(text) <= MAX_NUMBER_CHARS and math.isfinite(float(text))
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:

@@ -3,23 +3,23 @@
 The declared type comes first (integers and numbers as JSON numbers, true / false / 1 / 0 and null
 in any letter case, objects and arrays as JSON), then any strict JSON, then the raw text as a
 string. A string, an undeclared argument and one without a type are raw text. Where a string is one
-of several declared types, text that fits none of the others stays text. Numbers keep their digits.
+of several declared types, text that fits none of the others stays text. Numbers keep their digits,
+if every reader can hold them.
 An unusual schema never fails a request: what cannot be read counts as undeclared.
 """
 
 import json
-import math
 import re
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
 from shared.argument_types import Types, declared_properties, declared_types
-from shared.json_limits import is_portable
+from shared.json_limits import is_portable, is_portable_number
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,6}))?\Z")
 _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
-# Integral values up to here are written out (2.0 as 2, 1e3 as 1000), larger ones stay as written.
+# Integral values of a `number` are written out up to here (2.0 as 2, 1e3 as 1000).
 _MAX_PLAIN_DIGITS = 16
 
 
@@ -73,7 +73,7 @@ def _convert(text: str, name: str) -> str | None:
     if name == "null":
         return "null" if text.lower() == "null" else None
     if name == "integer":
-        return text if _INTEGER.match(text) else None
+        return text if _INTEGER.match(text) and is_portable_number(text) else None
     if name == "number":
         return _number(text)
     if name == "boolean":
@@ -87,13 +87,11 @@ def _convert(text: str, name: str) -> str | None:
 
 def _number(text: str) -> str | None:
     match = _NUMBER.match(text)
-    if match is None:
+    if match is None or not is_portable_number(text):
         return None
     whole, fraction, exponent = match[1], (match[2] or "").rstrip("0"), match[3]
     if not fraction and exponent is None:
         return whole
-    if math.isinf(float(text)):
-        return None
     shift = int(exponent or 0) - len(fraction)
     digits = (whole + fraction).lstrip("-0")
     if not digits or 0 <= shift <= _MAX_PLAIN_DIGITS - len(digits):
@@ -108,7 +106,7 @@ def strict_json(text: str) -> str | None:
     That includes us: clients send calls back with the next turn.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse, parse_int=_carried, parse_float=_carried)
     except (ValueError, RecursionError):
         return None
     return text if is_portable(value) else None
@@ -118,8 +116,8 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text} is too large")
-    return value
+def _carried(text: str) -> str:
+    """A number as it is written: nobody here needs its value."""
+    if not is_portable_number(text):
+        raise ValueError("no reader can hold this number")
+    return text

@@ -1,6 +1,9 @@
 import json
+import re
 from typing import Any
 
+import jiter
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +26,16 @@ def convert(text: str, schema: Any, **root: Any) -> str:
         ({"type": "integer"}, "0x10", '"0x10"'),
         ({"type": "integer"}, "NaN", '"NaN"'),
         ({"type": "integer"}, "\uff19", '"\uff19"'),
+        ({"type": "integer"}, " 2.0 ", "2.0"),
+        ({"type": "integer"}, "1e3", "1e3"),
+        ({"type": "integer"}, "2.5", "2.5"),
+        ({"type": "number"}, "2.0", "2"),
+        ({"type": "number"}, "1e3", "1000"),
+        ({"type": ["integer", "number"]}, "2.0", "2"),
+        ({"type": "integer"}, "1e300", "1e300"),
+        ({"type": "integer"}, "1e400", '"1e400"'),
+        ({"type": ["integer", "string"]}, "2.0", '"2.0"'),
+        ({"type": ["integer", "string"]}, "1e3", '"1e3"'),
         ({"type": "number"}, "1.50", "1.50"),
         ({"type": "number"}, "-0.0", "-0"),
         ({"type": "number"}, "0.1e1", "1"),
@@ -66,10 +79,37 @@ def test_values_follow_their_declared_type(schema: Any, text: str, expected: str
     assert convert(text, schema) == expected
 
 
-def test_integers_of_any_length_keep_their_digits() -> None:
-    digits = "9" * 5000
-    assert convert(digits, {"type": "integer"}) == digits
+@pytest.mark.parametrize("name", ["integer", "number"])
+def test_long_integers_keep_their_digits_if_every_reader_can_hold_them(name: str) -> None:
+    digits = "9" * 308
+    assert convert(digits, {"type": name}) == digits
+    assert convert(f"-{digits}", {"type": name}) == f"-{digits}"
     assert convert(f"[{digits}]", {"type": "array"}) == f"[{digits}]"
+
+
+@pytest.mark.parametrize("number", ["9" * 309, "9" * 4300, "-" + "9" * 5000, "9" * 5000 + "e-4990"])
+def test_a_number_that_some_reader_cannot_hold_stays_text(number: str) -> None:
+    for name in ("integer", "number", "null", "boolean"):
+        assert convert(number, {"type": name}) == f'"{number}"'
+    for value in (f"[{number}]", f"[[1, {number}]]"):
+        assert convert(value, {"type": "array"}) == f'"{value}"'
+    assert convert(f'{{"a": {number}}}', {"type": "object"}) == quote(f'{{"a": {number}}}')
+
+
+@given(
+    st.from_regex(r"-?(0|[1-9][0-9]{0,10})(\.[0-9]{1,3})?(e[+-]?[0-9]{1,4})?", fullmatch=True),
+    st.integers(0, 5000),
+    st.sampled_from(["integer", "number", "array", "object"]),
+)
+def test_readers_of_clients_and_our_own_take_every_value(
+    number: str, num_zeros: int, name: str
+) -> None:
+    number = re.sub(r"(?<=[1-9])", "0" * num_zeros, number, count=1)
+    text = {"array": f"[{number}]", "object": f'{{"a": {number}}}'}.get(name, number)
+    value = convert(text, {"type": name})
+    json.loads(value)
+    msgspec.json.decode(value)
+    jiter.from_json(value.encode())
 
 
 def test_local_references_are_followed_through_escapes_and_lists() -> None:
