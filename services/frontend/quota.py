@@ -1,6 +1,6 @@
 """What one API key may ask for: requests at once, and requests per minute.
 
-Plain counting; the time comes as an argument. The rate is a bucket: a key that was quiet may
+Plain counting; the clock comes as an argument. The rate is a bucket: a key that was quiet may
 ask for a minute's worth at once. `Quota` counts for one process, `shared_quota` for several.
 """
 
@@ -12,6 +12,8 @@ from typing import Protocol
 from shared.errors import FailureReason, RequestError
 
 Leave = Callable[[], None]
+# Monotonic seconds. It is read when the counts are ours, for which a request may have to wait.
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,8 @@ class KeyBounds:
 class KeyQuota(Protocol):
     """Who counts the requests of one key."""
 
-    async def enter(self, now: float) -> Leave:
+    async def enter(self, clock: Clock) -> Leave:
         """Take a request; returns what gives its place back, to be called once.
-
-        Args:
-            now: Monotonic seconds.
 
         Raises:
             RequestError: QUEUE_FULL, with the time after which it is worth to come back.
@@ -64,8 +63,9 @@ class Quota:
         self._seen_at: float | None = None
         self.num_running = 0
 
-    async def enter(self, now: float) -> Leave:
+    async def enter(self, clock: Clock) -> Leave:
         """Take a request."""
+        now = clock()
         self._bounds.check_running(self.num_running)
         quiet_s = 0.0 if self._seen_at is None else now - self._seen_at
         self._seen_at = now

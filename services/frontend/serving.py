@@ -94,7 +94,7 @@ async def admit(gateway: Gateway, request: Request, visit: Visit) -> tuple[Place
     """Take a place and read the body; from then on a hang-up cancels the request."""
     place = gateway.admission.enter()
     visit.cleanup.callback(place.leave)
-    visit.cleanup.callback(await visit.tenant.quota.enter(time.monotonic()))
+    visit.cleanup.callback(await visit.tenant.quota.enter(time.monotonic))
     body = await read_body(
         request.scope,
         request.receive,

@@ -19,13 +19,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from services.frontend.quota import KeyBounds, Leave
+from services.frontend.quota import Clock, KeyBounds, Leave
 from shared.errors import ConfigError, FailureReason, RequestError
 
 MAX_PROCESSES: Final = 256
 # Others hold a key's lock for microseconds; who holds it longer stands still.
 LOCK_TIMEOUT_S: Final = 1.0
 LOCK_RETRY_S: Final = 0.001
+# An empty bucket is full again after so long. A clock that is further back has begun anew, with the
+# machine.
+FULL_S: Final = 60.0
 # What is left of the rate and when that was true (monotonic, one clock for all processes of a
 # machine; 0 in a new file), then the running requests of each row.
 _BUCKET: Final = struct.Struct("<dd")
@@ -102,11 +105,12 @@ class SharedQuota:
         """Requests in work, as far as the files know."""
         return sum(self._rows())
 
-    async def enter(self, now: float) -> Leave:
+    async def enter(self, clock: Clock) -> Leave:
         """Take a request."""
         async with self._locked():
             self._check_running()
-            self._take_one(now)
+            # Not a time from before the wait: what others have refilled since would come twice.
+            self._take_one(clock())
             self._add(1)
         return self._leave
 
@@ -125,6 +129,8 @@ class SharedQuota:
         num_left, seen_at = _BUCKET.unpack_from(self._page)
         if not seen_at:
             num_left = self._bounds.per_minute
+        if now > seen_at - FULL_S:
+            now = max(now, seen_at)  # a step back is no time to be refilled again
         num_left = self._bounds.refilled(num_left, now - seen_at)
         is_left = num_left >= 1
         _BUCKET.pack_into(self._page, 0, num_left - is_left, now)

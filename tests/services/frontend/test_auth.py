@@ -11,6 +11,7 @@ from services.frontend.errors import ApiError
 from services.frontend.key_file import KeyEntry
 from services.frontend.quota import KeyBounds, Quota
 from shared.errors import RequestError
+from tests.services.frontend.clocks import at
 from tests.services.frontend.conftest import Mesh
 
 
@@ -56,10 +57,10 @@ async def test_a_key_of_a_file_is_known_by_its_digest_and_has_its_own_bounds() -
     keys = ApiKeys(["open"], [KeyEntry(sha256=digest, id="team-a", max_concurrent_requests=1)])
     tenant = keys.tenant_of(scope(b"Bearer secret"))
     assert tenant.tenant_id == "team-a"
-    await tenant.quota.enter(0)
+    await tenant.quota.enter(at(0))
     with pytest.raises(RequestError):
-        await keys.tenant_of(scope(b"Bearer secret")).quota.enter(0)
-    await keys.tenant_of(scope(b"Bearer open")).quota.enter(0)
+        await keys.tenant_of(scope(b"Bearer secret")).quota.enter(at(0))
+    await keys.tenant_of(scope(b"Bearer open")).quota.enter(at(0))
     with pytest.raises(ApiError):
         keys.tenant_of(scope(f"Bearer {digest}".encode()))
 

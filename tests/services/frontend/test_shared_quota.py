@@ -18,6 +18,7 @@ from services.frontend import shared_quota
 from services.frontend.quota import KeyBounds, Leave
 from services.frontend.shared_quota import SharedCounts, SharedQuota
 from shared.errors import ConfigError, FailureReason, RequestError
+from tests.services.frontend.clocks import at
 
 KEY = bytes(32)
 OTHER = bytes([1]) * 32
@@ -26,7 +27,7 @@ BOUNDS = KeyBounds(max_concurrent=5)
 
 async def refusal(quota: SharedQuota, now: float = 0.0) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        await quota.enter(now)
+        await quota.enter(at(now))
     return caught.value
 
 
@@ -40,7 +41,7 @@ async def fill(quota: SharedQuota) -> list[Leave]:
     leaves: list[Leave] = []
     with contextlib.suppress(RequestError):
         while len(leaves) < 100:
-            leaves.append(await quota.enter(0.0))
+            leaves.append(await quota.enter(at(0.0)))
     return leaves
 
 
@@ -55,7 +56,7 @@ def race(folder: Path, pipe: Connection, num_tries: int) -> None:
         held: list[Leave] = []
         for number in range(num_tries):
             try:
-                held.append(await quota.enter(0.0))
+                held.append(await quota.enter(at(0.0)))
                 num_entered += 1
             except RequestError:
                 if held:
@@ -77,7 +78,7 @@ def hold(folder: Path, pipe: Connection, num: int) -> None:
 
     async def run() -> None:
         for _ in range(num):
-            await quota.enter(0.0)
+            await quota.enter(at(0.0))
 
     asyncio.run(run())
     pipe.send("there")
@@ -149,7 +150,7 @@ async def test_processes_share_a_key_and_keys_share_nothing(tmp_path: Path) -> N
     await refusal(late)
     assert len(await fill(two.quota(OTHER, BOUNDS))) == 5
     leaves[0]()
-    await late.enter(0.0)
+    await late.enter(at(0.0))
     await refusal(late)
 
 
@@ -158,19 +159,44 @@ async def test_the_rate_is_one_for_all(tmp_path: Path) -> None:
     one = SharedCounts(tmp_path).quota(KEY, bounds)
     two = SharedCounts(tmp_path).quota(KEY, bounds)
     for number in range(60):
-        await (one, two)[number % 2].enter(100.0)
+        await (one, two)[number % 2].enter(at(100.0))
     assert (await refusal(two, 100.25)).retry_after_ms == 750
-    await one.enter(101.0)
+    await one.enter(at(101.0))
     await refusal(two, 101.5)
-    await two.enter(102.0)
+    await two.enter(at(102.0))
     assert one.num_running == 62  # what was refused for its rate took no place
+
+
+async def test_the_clock_is_read_when_the_wait_for_the_lock_is_over(tmp_path: Path) -> None:
+    bounds = KeyBounds(per_minute=60)
+    quota = SharedCounts(tmp_path).quota(KEY, bounds)
+    for _ in range(60):
+        await quota.enter(at(100.0))
+    now = 100.0
+    with key_file(tmp_path).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = asyncio.create_task(quota.enter(lambda: now))
+        await asyncio.sleep(0.01)
+        now = 102.0
+    await waiting
+    await quota.enter(at(102.0))
+    assert (await refusal(quota, 102.0)).retry_after_ms == 1000
+
+
+async def test_a_clock_that_steps_back_refills_nothing_twice(tmp_path: Path) -> None:
+    quota = SharedCounts(tmp_path).quota(KEY, KeyBounds(per_minute=60))
+    for _ in range(60):
+        await quota.enter(at(130.0))
+    for now in (100.0, 130.0, 70.5, 129.0, 130.5):
+        await refusal(quota, now)
+    await quota.enter(at(131.0))
 
 
 async def test_a_clock_that_began_anew_does_not_lock_a_key_out(tmp_path: Path) -> None:
     quota = SharedCounts(tmp_path).quota(KEY, KeyBounds(per_minute=1))
-    await quota.enter(1e9)
+    await quota.enter(at(1e9))
     await refusal(quota, 5.0)
-    await quota.enter(65.0)
+    await quota.enter(at(65.0))
 
 
 async def test_who_stands_still_with_a_keys_lock_stops_nobody_for_long(
@@ -194,7 +220,7 @@ async def test_who_stands_still_with_a_keys_lock_stops_nobody_for_long(
         # The loop went on meanwhile.
         assert ticks > 10
         assert (error.reason, error.retry_after_ms) == (FailureReason.UPSTREAM_LOST, 1000)
-    await quota.enter(0.0)
+    await quota.enter(at(0.0))
 
 
 def test_a_folder_that_cannot_be_used_is_told_by_name(
