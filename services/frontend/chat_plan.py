@@ -10,7 +10,9 @@ from services.frontend.conversation import (
     check_messages,
     check_tools,
     declared_tools,
+    readable,
     template_arguments,
+    text_of,
 )
 from services.frontend.errors import invalid
 from services.frontend.fields import sort_extra, unknown_in_parts
@@ -154,7 +156,7 @@ def conversation_of(
             "continue_final_message",
         )
     conversation = Conversation(
-        messages=raw_messages,
+        messages=[readable(message) for message in raw_messages],
         tools=raw_tools,
         template_kwargs=arguments,
         add_generation_prompt=not is_continued if is_opened is None else is_opened,
@@ -243,8 +245,7 @@ def _output(
 def _echo_texts(request: ChatRequest) -> tuple[str, ...]:
     """The assistant's text that the answer goes on with, one per choice, when asked for."""
     last = request.messages[-1]
-    if not request.echo or last.role != "assistant" or last.content is None:
+    if not request.echo or last.role != "assistant":
         return ()
-    parts = last.content
-    text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-    return (text,) * (request.n or 1)
+    text = readable(last.model_dump(include={"content", "refusal"}))["content"]
+    return () if text is None else (text_of(text),) * (request.n or 1)

@@ -13,7 +13,7 @@ import msgspec
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.not_served import MESSAGE_NOT_SERVED
-from services.frontend.schemas.chat import ChatMessage, ChatRequest, Tool
+from services.frontend.schemas.chat import ChatMessage, ChatRequest, RefusalPart, Tool
 from services.frontend.submission import DeclaredTool
 from services.frontend.validation import check_depth, quote
 from shared.glm.dialect import Dialect
@@ -43,6 +43,23 @@ def check_messages(messages: Sequence[ChatMessage], raw: Sequence[Mapping[str, A
         _check_parts(message, raw[i], where)
     _refuse_unanswered(unanswered, f"messages[{len(messages) - 1}]")
     return unknown
+
+
+def readable(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A checked message as the template reads it: a refusal is what the assistant said."""
+    content, refusal = message.get("content"), message.get("refusal")
+    parts = content if isinstance(content, list) else []
+    if not refusal and not any(part["type"] == "refusal" for part in parts):
+        return message
+    text = text_of(content) + (refusal or "")
+    return {**message, "content": text}
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The text of a checked content, refusals included."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)
 
 
 def check_tools(tools: Sequence[Tool] | None, raw: Sequence[Mapping[str, Any]] | None) -> None:
@@ -145,8 +162,19 @@ def _check_parts(message: ChatMessage, raw: Mapping[str, Any], where: str) -> No
             f"{where}.content",
             "missing_required_parameter",
         )
-    for name in ("tool_calls", "reasoning", "reasoning_content"):
+    if message.content == [] and message.role not in ("assistant", "tool"):
+        raise invalid(
+            f"Invalid '{where}.content': empty array. Expected at least 1 element(s).",
+            f"{where}.content",
+            "empty_array",
+        )
+    for name in ("tool_calls", "reasoning", "reasoning_content", "refusal"):
         if getattr(message, name) and message.role != "assistant":
-            raise invalid(
-                f"Invalid '{where}.{name}': only an assistant message has it.", f"{where}.{name}"
-            )
+            raise _only_of_assistants(f"{where}.{name}")
+    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if isinstance(part, RefusalPart) and message.role != "assistant":
+            raise _only_of_assistants(f"{where}.content[{j}]")
+
+
+def _only_of_assistants(path: str) -> ApiError:
+    return invalid(f"Invalid '{path}': only an assistant message has it.", path)

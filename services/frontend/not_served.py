@@ -121,10 +121,8 @@ TOKENIZE_NOT_SERVED: Final[Table] = {
 }
 # What servers, ours too, put into assistant messages, and clients send back unchanged.
 MESSAGE_NOT_SERVED: Final[Table] = {
-    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "refusal": (),
 }
 CHAT_TOOL_NOT_SERVED: Final[Table] = {
     "defer_loading": (False,),

@@ -25,10 +25,25 @@ def _content_kind(value: object) -> str | None:
     return "(parts)" if isinstance(value, list) else None
 
 
+class RefusalPart(StrictModel):
+    """A refusal that another server gave; text to this model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def _part_kind(value: object) -> str:
+    is_refusal = isinstance(value, dict) and value.get("type") == "refusal"
+    return "(refusal)" if is_refusal else "(part)"
+
+
 # Tags in brackets never show up in the `param` of an error.
+Part = Annotated[
+    Annotated[ContentPart, Tag("(part)")] | Annotated[RefusalPart, Tag("(refusal)")],
+    Discriminator(_part_kind),
+]
 Content = Annotated[
-    Annotated[str, Tag("(text)")]
-    | Annotated[list[ContentPart], Field(min_length=1), Tag("(parts)")],
+    Annotated[str, Tag("(text)")] | Annotated[list[Part], Tag("(parts)")],
     Discriminator(_content_kind),
 ]
 
@@ -57,6 +72,8 @@ class ChatMessage(StrictModel):
     reasoning_content: str | None = Field(None, description="Same as `reasoning`.")
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: str | None = Field(None, description="The call a tool message answers.")
+    refusal: str | None = Field(None, description="Of another server; text to this model.")
+    annotations: list[JsonObject] | None = Field(None, description="Of another server; no effect.")
 
 
 class FunctionSpec(StrictModel):

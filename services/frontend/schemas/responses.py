@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema
 
-from services.frontend.schemas.chat import MAX_MESSAGES, ReasoningEffort
+from services.frontend.schemas.chat import MAX_MESSAGES, ReasoningEffort, RefusalPart
 from services.frontend.schemas.fields import JsonObject, RequestFields, StrictModel
 
 MAX_TOOLS = 128
@@ -28,13 +28,6 @@ class InputPart(StrictModel):
     text: str
 
 
-class RefusalPart(StrictModel):
-    """A refusal that another server gave; text to this model."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
 def _content_kind(value: object) -> str | None:
     if isinstance(value, str):
         return "(text)"
@@ -52,6 +45,12 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("(text)")] | Annotated[list[Part], Field(min_length=1), Tag("(parts)")],
+    Discriminator(_content_kind),
+]
+
+# What a call gave may be nothing.
+Output = Annotated[
+    Annotated[str, Tag("(text)")] | Annotated[list[Part], Tag("(parts)")],
     Discriminator(_content_kind),
 ]
 
@@ -83,7 +82,7 @@ class FunctionCallOutputItem(StrictModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content
+    output: Output
     id: str | None = None
     status: str | None = None
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -88,3 +90,71 @@ async def test_the_sdk_retries_a_full_server_and_gets_its_answer(mesh: Mesh) -> 
         mesh.fake.behaviour = Behaviour()
         assert (await task).choices[0].message.content == TEXT
     assert len(mesh.fake.submits) >= 2
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"refusal": "No."}, "No."),
+        ({"content": "a", "refusal": "b"}, "ab"),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]},
+            "ab",
+        ),
+        ({"content": "a", "annotations": [{"type": "url_citation", "url_citation": {}}]}, "a"),
+        ({"content": []}, ""),
+    ],
+)
+async def test_what_another_server_said_is_text_of_the_assistant(
+    mesh: Mesh, said: dict[str, Any], text: str
+) -> None:
+    user = {"role": "user", "content": "Hi"}
+    for message in (said, {"content": text}):
+        response = await mesh.chat(messages=[user, {"role": "assistant", **message}, user])
+        assert response.status_code == 200, response.text
+        assert "x-unknown-fields" not in response.headers
+    first, second = (s.submit.sequences[0].prompt_token_ids for s in mesh.fake.submits)
+    assert first == second
+
+
+async def test_a_call_may_have_given_nothing(mesh: Mesh) -> None:
+    user = {"role": "user", "content": "Hi"}
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    for content in ([], ""):
+        answer = {"role": "tool", "tool_call_id": "c1", "content": content}
+        said = {"role": "assistant", "tool_calls": [call]}
+        response = await mesh.chat(messages=[user, said, answer])
+        assert response.status_code == 200, response.text
+    first, second = (s.submit.sequences[0].prompt_token_ids for s in mesh.fake.submits)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": "Hi", "refusal": "b"}, "messages[0].refusal"),
+        (
+            {"role": "user", "content": [{"type": "refusal", "refusal": "b"}]},
+            "messages[0].content[0]",
+        ),
+        ({"role": "assistant", "refusal": 5}, "messages[0].refusal"),
+        ({"role": "assistant", "annotations": ["x"]}, "messages[0].annotations[0]"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
+        ({"role": "system", "content": []}, "messages[0].content"),
+    ],
+)
+async def test_who_did_not_refuse_has_no_refusal(
+    lone: httpx.AsyncClient, message: dict[str, Any], param: str
+) -> None:
+    response = await lone.post("/v1/chat/completions", json={"messages": [message]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_echo_begins_with_what_was_said_before(mesh: Mesh) -> None:
+    said = {"role": "assistant", "content": [{"type": "text", "text": "a"}], "refusal": "b"}
+    fields = {"echo": True, "continue_final_message": True, "add_generation_prompt": False}
+    response = await mesh.chat(messages=[{"role": "user", "content": "Hi"}, said], **fields)
+    assert response.status_code == 200, response.text
+    assert list(mesh.fake.submits[0].submit.output.echo_texts) == ["ab"]

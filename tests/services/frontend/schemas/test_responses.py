@@ -12,6 +12,7 @@ from services.frontend.schemas.responses import ResponsesRequest
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "n"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": []},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
     ],
 )
