@@ -72,6 +72,11 @@ class Command:
         return self.service if self.rank is None else f"{self.service}, {self.rank.told}"
 
     @property
+    def kind(self) -> str:
+        """The service that it is a process of."""
+        return "worker" if self.rank is not None else kind_of(self.service)
+
+    @property
     def is_serving(self) -> bool:
         """Whether it serves its contract, health and admin."""
         return self.rank is None or self.rank.is_leader
@@ -142,6 +147,11 @@ def build_commands(
 def names_of(service: str, count: int) -> list[str]:
     """Names of the processes of one service."""
     return [service, *(f"{service}-{number}" for number in range(1, count))]
+
+
+def kind_of(name: str) -> str:
+    """The service that a process of that name belongs to."""
+    return name.partition("-")[0].partition(".")[0]
 
 
 def _frontend_command(

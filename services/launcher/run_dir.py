@@ -1,5 +1,6 @@
 """The private directory of one running mesh: sockets, logs and a page that says what is where."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,6 +19,14 @@ STATE_FILE: Final = "mesh.json"
 # Of directories that nobody named.
 RUN_DIR_PREFIX: Final = "glm-mesh-"
 _LONGEST_NAME: Final = "detokenizer-63.health.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """A process that keeps ending, and when it is tried again (seconds since the epoch)."""
+
+    num_failures: int
+    next_start_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,11 @@ class RunDirectory:
         return self.path / f"world-{world}.meet"
 
     def write_state(
-        self, url: str, pids: Mapping[str, int], silent: Collection[str] = frozenset()
+        self,
+        url: str,
+        pids: Mapping[str, int],
+        silent: Collection[str] = frozenset(),
+        failing: Mapping[str, Failing] | None = None,
     ) -> None:
         """Say in `mesh.json` what runs; replaced as a whole, so readers never see half of it.
 
@@ -74,7 +87,9 @@ class RunDirectory:
             url: Of the API.
             pids: Name of each process -> its id.
             silent: Processes that serve nothing, and so have no address.
+            failing: Those that keep ending.
         """
+        failing = failing or {}
         state = {
             "url": url,
             "launcher_pid": os.getpid(),
@@ -83,6 +98,7 @@ class RunDirectory:
                     "pid": pid,
                     "log": str(self.log_path(name)),
                     **({} if name in silent else self._addresses(name)),
+                    **({"failing": dataclasses.asdict(failing[name])} if name in failing else {}),
                 }
                 for name, pid in pids.items()
             },

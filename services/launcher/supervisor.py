@@ -2,8 +2,9 @@
 
 Until every service has been ready once, a death ends the mesh; after that it is restarted by the
 law of `restarts.py`; a rank of a worker together with all ranks that it exchanges tensors with.
-Exit code 2 of a process (settings or checkpoint are wrong) always ends the mesh: trying again
-cannot help. Nothing is restarted silently and nothing outlives `run`.
+What ended because it was asked to (SIGTERM) is started again and no failure. Exit code 2 of a
+process (settings or checkpoint are wrong) ends the mesh, for trying again cannot help, unless a
+ready process of its kind serves on. Nothing is restarted silently and nothing outlives `run`.
 """
 
 import asyncio
@@ -15,9 +16,9 @@ from services.launcher.commands import Command
 from services.launcher.display import Display, address_page
 from services.launcher.log_tail import LogTail
 from services.launcher.process import NUM_LAST_LINES, ServiceProcess, describe_exit
-from services.launcher.restarts import MAX_RESTARTS, WINDOW_S
-from services.launcher.run_dir import RunDirectory
-from services.launcher.unit import Death, Unit, gather_units
+from services.launcher.restarts import CLEAN_PAUSE_S, MAX_RESTARTS, WINDOW_S
+from services.launcher.run_dir import Failing, RunDirectory
+from services.launcher.unit import Death, Unit, gather_units, is_clean
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -55,6 +56,7 @@ class Supervisor:
         self._units = gather_units(self._processes.values())
         self._silent = frozenset(command.service for command in commands if not command.is_serving)
         self._states = {name: "starting" for name in self._processes if name not in self._silent}
+        self._failing: dict[str, Failing] = {}
         self._is_stopping = False
         self._start_lock = asyncio.Lock()
         self._was_ready = asyncio.Event()
@@ -121,7 +123,7 @@ class Supervisor:
             if self._is_stopping:
                 return
             await unit.start()
-        self._run_dir.write_state(self._facts["url"], self._pids(), self._silent)
+        self._write_state()
 
     async def _tend(self, unit: Unit) -> None:
         """Start a unit again each time one of its processes ends, as long as that is allowed."""
@@ -149,19 +151,48 @@ class Supervisor:
             process, how = death.process, describe_exit(death.code)
             what = f"{process.command.title} (pid {process.pid}) ended: {how}"
             self._display.lines([what, *self._last_lines(process)])
-        if any(death.code == EXIT_USAGE for death in deaths):
+        has_sibling = self._has_sibling(unit)
+        is_hopeless = any(death.code == EXIT_USAGE for death in deaths)
+        if is_hopeless and not (has_sibling and self._was_ready.is_set()):
             self._fail(EXIT_USAGE, f"{unit.told} cannot start with these settings")
             return None
         if not self._was_ready.is_set():
             self._fail(EXIT_FAILED, f"{unit.told} ended before the mesh was ready")
             return None
-        pause = unit.policy.next_pause(time.monotonic())
+        pause: float | None = CLEAN_PAUSE_S
+        if not is_clean(deaths):
+            pause = unit.policy.next_pause(time.monotonic(), has_sibling=has_sibling)
         if pause is None:
             times = f"{MAX_RESTARTS} restarts in {WINDOW_S:.0f} s"
             self._fail(EXIT_FAILED, f"{unit.told} keeps ending ({times}): giving up")
             return None
-        self._display.line(f"{unit.told}: starting again in {pause:.1f} s")
+        self._tell_restart(unit, pause)
         return pause
+
+    def _has_sibling(self, unit: Unit) -> bool:
+        """Whether a ready unit of the same kind does its work meanwhile."""
+        return any(
+            all(
+                process.is_running and self._states.get(process.service, "ready") == "ready"
+                for process in other.processes
+            )
+            for other in self._units
+            if other is not unit and other.kind == unit.kind
+        )
+
+    def _tell_restart(self, unit: Unit, pause: float) -> None:
+        """On the terminal, and for `glm-mesh status` where it is more than one mishap."""
+        told, num_failures = unit.told, unit.policy.num_failures
+        for process in unit.processes:
+            self._failing.pop(process.service, None)
+            if num_failures:
+                self._failing[process.service] = Failing(
+                    num_failures=num_failures, next_start_at=time.time() + pause
+                )
+        if num_failures:
+            told += f" keeps ending ({num_failures} times in a row), another {unit.kind} serves on"
+        self._display.line(f"{told}: starting again in {pause:.1f} s")
+        self._write_state()
 
     def _last_lines(self, process: ServiceProcess) -> list[str]:
         lines = process.tail.last_lines(NUM_LAST_LINES)
@@ -229,6 +260,9 @@ class Supervisor:
         self._run_dir.clean(keep_logs=is_puzzling)
         if is_puzzling:
             self._display.line(f"logs are in {self._run_dir.path}")
+
+    def _write_state(self) -> None:
+        self._run_dir.write_state(self._facts["url"], self._pids(), self._silent, self._failing)
 
     def _pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items() if process.pid}

@@ -25,6 +25,12 @@ class Death:
     code: int
 
 
+def is_clean(deaths: Sequence[Death]) -> bool:
+    """Whether a service ended because it was asked to, by SIGTERM: it drained and had no error."""
+    codes = {death.code for death in deaths}
+    return 0 in codes and codes <= {0, EXIT_WORLD_LOST}
+
+
 class Unit:
     """Processes of one failure unit, in the order of their start."""
 
@@ -41,6 +47,11 @@ class Unit:
         if len(self.processes) == 1:
             return first
         return f"{first} (all ranks of {self.name})"
+
+    @property
+    def kind(self) -> str:
+        """The service that it is part of."""
+        return self.processes[0].command.kind
 
     async def start(self) -> None:
         """Start every process, at a new place to meet."""

@@ -1,12 +1,15 @@
 """Asks processes how they are: AdminService for the state, grpc.health.v1 for readiness."""
 
 import asyncio
+import dataclasses
 import os
+import time
 from collections.abc import Sequence
 
 import grpc.aio
 
 from protos.glm.v1 import admin_pb2, admin_pb2_grpc
+from services.launcher.commands import kind_of
 from services.launcher.status.mesh import (
     AWAY,
     DRAINING,
@@ -16,6 +19,7 @@ from services.launcher.status.mesh import (
     ProcessRow,
     ReplicaRow,
     Target,
+    failing_told,
 )
 from shared.errors import ConfigError
 from shared.health import probe
@@ -33,27 +37,38 @@ async def ask(target: Target, timeout_s: float) -> ProcessRow:
     Raises:
         ConfigError: The address is none.
     """
+    row = await _ask(target, timeout_s)
+    if told := failing_told(target.failing, time.time()):
+        reason = f"{row.reason}; {told}" if row.reason else told
+        return dataclasses.replace(row, reason=reason)
+    return row
+
+
+async def _ask(target: Target, timeout_s: float) -> ProcessRow:
     if target.admin_address is None:
         return _led(target)
+    is_alive = target.pid > 0 and _lives(target.pid)
     try:
         status, health = await asyncio.gather(
-            _status(target.admin_address, timeout_s), _health(target, timeout_s)
+            _status(target.admin_address, timeout_s, is_alive=is_alive), _health(target, timeout_s)
         )
     except ValueError as error:
         raise ConfigError(f"--admin-address {target.admin_address}: {error}") from None
     if isinstance(status, str):
-        kind = target.name.partition("-")[0].partition(".")[0] if target.pid else ""
+        kind = kind_of(target.name) if target.pid else ""
         return ProcessRow(name=target.name, service=kind, state=AWAY, reason=status, pid=target.pid)
     return _row(target, status, health)
 
 
-async def _status(address: str, timeout_s: float) -> admin_pb2.GetStatusResponse | str:
-    """What AdminService says, or why nothing."""
+async def _status(
+    address: str, timeout_s: float, *, is_alive: bool
+) -> admin_pb2.GetStatusResponse | str:
+    """What AdminService says, or why nothing; a process that lives is given the whole time."""
     async with open_channel(address) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         try:
             answer: admin_pb2.GetStatusResponse = await stub.GetStatus(
-                admin_pb2.GetStatusRequest(), timeout=timeout_s
+                admin_pb2.GetStatusRequest(), timeout=timeout_s, wait_for_ready=is_alive
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -112,10 +127,16 @@ def _given(message: admin_pb2.GetStatusResponse | admin_pb2.ReplicaStatus) -> in
 
 def _led(target: Target) -> ProcessRow:
     """A rank without a door of its own: that it lives is all that can be seen."""
-    try:
-        os.kill(target.pid, 0)
-    except OSError:
+    if not _lives(target.pid):
         return ProcessRow(
             name=target.name, service="worker", state=AWAY, reason="ended", pid=target.pid
         )
     return ProcessRow(name=target.name, service="worker", state=LED, pid=target.pid)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.run_dir import RUN_DIR_PREFIX, STATE_FILE, runtime_root
+from services.launcher.run_dir import RUN_DIR_PREFIX, STATE_FILE, Failing, runtime_root
 from services.launcher.status.mesh import Target
 from shared.errors import ConfigError
 
@@ -75,6 +75,7 @@ def _read(path: Path) -> Found:
                     admin_address=entry.get("admin_address"),
                     health_address=entry.get("health_address"),
                     pid=int(entry["pid"]),
+                    failing=Failing(**entry["failing"]) if "failing" in entry else None,
                 )
                 for name, entry in services.items()
             ],

@@ -7,6 +7,9 @@ drains, or is drained, is not.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.launcher.restarts import WINDOW_S
+from services.launcher.run_dir import Failing
+
 READY, DRAINING, AWAY, LED = "ready", "draining", "away", "led"
 """States of processes, beside "getting ready"; a led rank is ready with the one that leads it."""
 GETTING_READY = "getting ready"
@@ -21,12 +24,28 @@ class Target:
         admin_address: Where it answers operators; None for a rank that another one leads.
         health_address: Where it tells its health; None where nobody said.
         pid: Its process id; 0 where nobody said.
+        failing: Whether the launcher has seen it end again and again.
     """
 
     name: str
     admin_address: str | None = None
     health_address: str | None = None
     pid: int = 0
+    failing: Failing | None = None
+
+
+def failing_told(failing: Failing | None, now: float) -> str:
+    """A process that keeps ending in words; empty once it has stayed as long as is forgiven.
+
+    Args:
+        failing: What the launcher wrote.
+        now: Seconds since the epoch.
+    """
+    if failing is None or now >= failing.next_start_at + WINDOW_S:
+        return ""
+    wait_s = failing.next_start_at - now
+    when = f"next start in {wait_s:.0f} s" if wait_s > 0 else f"last start {-wait_s:.0f} s ago"
+    return f"keeps ending ({failing.num_failures} times in a row), {when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

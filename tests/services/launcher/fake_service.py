@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--order-file", default="")
+    parser.add_argument("--exit-2-if", default="", help="a file that is there at the start")
     options = parser.parse_args()
     stop = threading.Event()
     handler = signal.SIG_IGN if options.deaf else lambda *_: stop.set()
@@ -27,6 +28,8 @@ def main() -> int:
     sys.stderr.write(f"x INFO fake fake: started pid {os.getpid()}\n")
     sys.stderr.write("x WARNING fake fake: a warning\n    with a second line\n")
     sys.stderr.flush()
+    if options.exit_2_if and os.path.exists(options.exit_2_if):
+        return 2
     if options.exit_code is not None:
         time.sleep(options.after_s)
         sys.stderr.write("x ERROR fake fake: last words\n")

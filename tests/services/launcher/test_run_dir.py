@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.run_dir import SERVICES, STATE_FILE, RunDirectory, make_run_directory
+from services.launcher.run_dir import (
+    SERVICES,
+    STATE_FILE,
+    Failing,
+    RunDirectory,
+    make_run_directory,
+)
 from shared.config import check_address
 from shared.errors import ConfigError
 
@@ -77,6 +83,15 @@ def test_a_rank_that_serves_nothing_has_a_log_and_no_address(tmp_path: Path) -> 
     services = json.loads((run_dir.path / STATE_FILE).read_text())["services"]
     assert services["worker.1"] == {"pid": 8, "log": str(run_dir.log_path("worker.1"))}
     assert services["worker"]["health_address"] == run_dir.health_address("worker")
+
+
+def test_a_process_that_keeps_ending_is_written_down(tmp_path: Path) -> None:
+    run_dir = make_run_directory(tmp_path / "r")
+    failing = {"worker": Failing(num_failures=5, next_start_at=9.5)}
+    run_dir.write_state("http://h:1", {"worker": 7, "scheduler": 8}, failing=failing)
+    services = json.loads((run_dir.path / STATE_FILE).read_text())["services"]
+    assert services["worker"]["failing"] == {"num_failures": 5, "next_start_at": 9.5}
+    assert "failing" not in services["scheduler"]
 
 
 def test_places_to_meet_go_with_the_mesh(tmp_path: Path) -> None:

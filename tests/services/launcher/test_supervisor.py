@@ -1,11 +1,12 @@
 import asyncio
 import io
+import json
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partialmethod
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from services.launcher.display import Display
 from services.launcher.log_tail import LogTail
 from services.launcher.ranks import Layout
 from services.launcher.restarts import MAX_RESTARTS
-from services.launcher.run_dir import SERVICES, RunDirectory, make_run_directory
+from services.launcher.run_dir import SERVICES, STATE_FILE, RunDirectory, make_run_directory
 from services.launcher.supervisor import Supervisor
 from shared.parent import PARENT_VARIABLE
 
@@ -29,7 +30,14 @@ FAKE = str(Path(__file__).parent / "fake_service.py")
 class Mesh:
     """A supervisor over fake services, and what it showed."""
 
-    def __init__(self, path: Path, *, layout: Layout | None = None, **flags: list[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        layout: Layout | None = None,
+        more: Sequence[str] = (),
+        **flags: list[str],
+    ) -> None:
         self.run_dir: RunDirectory = make_run_directory(path)
         self.screen = io.StringIO()
         self.stop = asyncio.Event()
@@ -47,13 +55,13 @@ class Mesh:
                     FAKE,
                     "--health-address",
                     self.run_dir.health_address(name),
-                    *flags.get(name.replace(".", "_"), flags.get("every", [])),
+                    *flags.get(re.sub("[.-]", "_", name), flags.get("every", [])),
                 ),
                 environment=environment,
                 rank=ranks[name] if len(ranks) > 1 and name in ranks else None,
                 meeting=self.run_dir.rendezvous_path(0),
             )
-            for name in (*ranks, *SERVICES[1:])
+            for name in (*ranks, *SERVICES[1:], *more)
         ]
         self.supervisor = Supervisor(
             commands, self.run_dir, Display(self.screen), url="http://h:1", model="m", version="1"
@@ -71,6 +79,18 @@ class Mesh:
 
     def pid(self, name: str) -> int:
         return self.supervisor._pids()[name]
+
+    async def end_again(self, name: str, times: int, number: int) -> None:
+        """Signal a process again and again, each time once it runs (listens to signals)."""
+        sign = "ready" if number == signal.SIGTERM else "started again"
+        for _ in range(times):
+            before = self.screen.getvalue().count(f"\n{name}: {sign}")
+            os.kill(self.pid(name), number)
+            await self.until(
+                lambda text, before=before: (  # type: ignore[misc]  # binds now
+                    text.count(f"\n{name}: {sign}") > before or "giving up" in text
+                )
+            )
 
     async def kill_until_given_up(self, *names: str) -> None:
         """Kill these processes of one unit in turn, each time all of them run again."""
@@ -135,6 +155,71 @@ async def test_a_service_that_keeps_dying_ends_the_mesh(tmp_path: Path) -> None:
     assert await asyncio.wait_for(running, LIMIT_S) == 1
     assert "worker keeps ending (3 restarts in 60 s): giving up" in mesh.screen.getvalue()
     assert f"logs are in {mesh.run_dir.path}" in mesh.screen.getvalue()
+
+
+async def test_a_service_that_keeps_dying_beside_a_ready_sibling_is_tried_on(
+    tmp_path: Path,
+) -> None:
+    mesh = Mesh(tmp_path / "r", more=["scheduler-1"])
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    serving = mesh.pid("scheduler-1")
+    await mesh.end_again("scheduler", MAX_RESTARTS + 2, signal.SIGKILL)
+    screen = mesh.screen.getvalue()
+    told = "scheduler keeps ending (4 times in a row), another scheduler serves on: starting again"
+    assert f"{told} in 1.0 s" in screen
+    assert f"{told.replace('4', '5')} in 2.0 s" in screen
+    assert not running.done()
+    assert mesh.pid("scheduler-1") == serving
+    page = json.loads((mesh.run_dir.path / STATE_FILE).read_text())
+    failing = page["services"]["scheduler"]["failing"]
+    assert failing["num_failures"] == MAX_RESTARTS + 2
+    assert abs(failing["next_start_at"] - time.time()) < LIMIT_S
+    assert "failing" not in page["services"]["scheduler-1"]
+    mesh.stop.set()
+    assert await running == 0
+
+
+async def test_a_sibling_that_is_not_ready_keeps_nothing_alive(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r", more=["scheduler-1"])
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    mesh.supervisor._states["scheduler-1"] = "getting ready"
+    await mesh.end_again("scheduler", MAX_RESTARTS + 1, signal.SIGKILL)
+    assert await asyncio.wait_for(running, LIMIT_S) == 1
+    assert "scheduler keeps ending (3 restarts in 60 s): giving up" in mesh.screen.getvalue()
+
+
+async def test_a_clean_end_is_no_failure_however_often(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path / "r")
+    running = asyncio.create_task(mesh.run())
+    await mesh.until(lambda text: "Ctrl-C" in text)
+    await mesh.end_again("scheduler", MAX_RESTARTS + 1, signal.SIGTERM)
+    assert not running.done()
+    os.kill(mesh.pid("scheduler"), signal.SIGKILL)
+    await mesh.until(lambda text: "scheduler: starting again in 0.1 s" in text)
+    assert mesh.screen.getvalue().count("scheduler: starting again in 0.5 s") == MAX_RESTARTS + 1
+    mesh.stop.set()
+    assert await running == 0
+
+
+async def test_wrong_settings_later_end_the_mesh_only_if_nobody_else_serves(tmp_path: Path) -> None:
+    """Say, the checkpoint was moved: those that have read it serve on."""
+    for more, ends in (([], True), (["detokenizer-1"], False)):
+        late = tmp_path / "late"
+        late.unlink(missing_ok=True)
+        mesh = Mesh(tmp_path / "r", more=more, detokenizer=["--exit-2-if", str(late)])
+        running = asyncio.create_task(mesh.run())
+        await mesh.until(lambda text: "Ctrl-C" in text)
+        late.touch()
+        os.kill(mesh.pid("detokenizer"), signal.SIGKILL)
+        told = "cannot start with these" if ends else "ended: exit code 2"
+        await mesh.until(lambda text, told=told: told in text)  # type: ignore[misc]  # binds now
+        late.unlink()
+        if not ends:
+            await mesh.until(lambda text: "\ndetokenizer: ready" in text.split("Ctrl-C")[1])
+            mesh.stop.set()
+        assert await asyncio.wait_for(running, LIMIT_S) == (2 if ends else 0)
 
 
 @pytest.mark.parametrize(("code", "expected"), [(2, 2), (7, 1), (0, 1)])

@@ -8,7 +8,7 @@ from services.launcher.commands import Command
 from services.launcher.log_tail import LogTail
 from services.launcher.process import ServiceProcess
 from services.launcher.ranks import Layout
-from services.launcher.unit import Unit, gather_units
+from services.launcher.unit import EXIT_WORLD_LOST, Death, Unit, gather_units, is_clean
 
 SLEEP = "import time; time.sleep(30)"
 
@@ -58,6 +58,24 @@ async def test_a_killed_rank_is_told_before_those_that_failed_because_of_it(tmp_
     assert (deaths[0].process.service, deaths[0].code) == ("worker.1", -9)
 
 
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0], True),
+        ([0, EXIT_WORLD_LOST], True),  # the other rank lost the one that was asked to end
+        ([EXIT_WORLD_LOST], False),
+        ([0, 1], False),
+        ([-15], False),  # before it could listen to signals
+        ([-9], False),
+    ],
+)
+def test_only_an_end_without_any_error_is_clean(
+    tmp_path: Path, codes: list[int], expected: bool
+) -> None:
+    one = process(tmp_path, "scheduler", "")
+    assert is_clean([Death(process=one, code=code) for code in codes]) is expected
+
+
 async def test_each_start_meets_at_a_new_place(tmp_path: Path) -> None:
     unit = world(tmp_path, "", "")
     (tmp_path / "meet").write_text("of the last world")
@@ -95,5 +113,6 @@ def test_units_are_the_worlds(
     found = [[process.service for process in unit.processes] for unit in units]
     joint = [["worker", "worker.1", "worker.2", "worker.3"]]
     assert found == [*(names or joint), ["scheduler"]]
+    assert [unit.kind for unit in units] == [*["worker"] * len(units[:-1]), "scheduler"]
     assert units[0].told == "worker (all ranks of world 0)"
     assert units[-1].told == "scheduler"

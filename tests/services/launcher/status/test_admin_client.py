@@ -1,7 +1,11 @@
 """Real processes' doors in this process: admin and health servers that say what a test wants."""
 
 import asyncio
+import dataclasses
 import os
+import re
+import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import ClassVar
 import pytest
 
 from protos.glm.v1 import admin_pb2_grpc
+from services.launcher.run_dir import Failing
 from services.launcher.status.admin_client import ask, ask_all
 from services.launcher.status.mesh import Target
 from shared.admin import AdminStatus, ReplicaStatus, start_admin
@@ -26,6 +31,8 @@ class Settings(ServiceSettings):
     service: ClassVar[str] = "scheduler"
 
 
+# Above the largest that Linux gives.
+NO_PID = 2**22 + 1
 Serve = Callable[..., object]
 
 
@@ -110,7 +117,7 @@ async def test_without_a_health_address_the_admin_service_tells(serve: Serve) ->
 
 
 async def test_a_process_that_is_gone_or_silent_is_away_and_holds_up_nobody(tmp_path: Path) -> None:
-    gone = Target(name="worker.1", admin_address=f"unix:{tmp_path}/no", pid=6)
+    gone = Target(name="worker.1", admin_address=f"unix:{tmp_path}/no", pid=NO_PID)
     quiet = Target(name="frontend-1", admin_address=f"unix:{tmp_path}/s", pid=7)
     server = build_server(address=f"unix:{tmp_path}/s")
     admin_pb2_grpc.add_AdminServiceServicer_to_server(Silent(), server)
@@ -123,9 +130,37 @@ async def test_a_process_that_is_gone_or_silent_is_away_and_holds_up_nobody(tmp_
     assert rows[1].reason == "no answer within 0.3 s"
 
 
+async def test_a_frozen_process_gave_no_answer_and_is_not_one_that_is_gone(tmp_path: Path) -> None:
+    """Its kernel takes connections: what makes a channel is never said."""
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(f"{tmp_path}/f")
+        frozen.listen()
+        target = Target(name="scheduler", admin_address=f"unix:{tmp_path}/f", pid=os.getpid())
+        # Longer than a channel waits for a peer's first words before it is called unreachable.
+        row = await ask(target, 2.0)
+    assert (row.state, row.reason) == ("away", "no answer within 2 s")
+    unheard = dataclasses.replace(target, admin_address=f"unix:{tmp_path}/none")
+    assert (await ask(unheard, 0.3)).reason == "no answer within 0.3 s"
+
+
+async def test_a_process_that_keeps_ending_says_so_whether_it_is_there_or_not(
+    serve: Serve, tmp_path: Path
+) -> None:
+    failing = Failing(num_failures=6, next_start_at=time.time() + 20)
+    told = r"keeps ending \(6 times in a row\), next start in \d+ s"
+    here = dataclasses.replace(await serve(AdminStatus()), failing=failing)  # type: ignore[misc]
+    row = await ask(here, 5.0)
+    assert re.fullmatch(told, row.reason)
+    assert row.is_ready
+    gone = Target(name="scheduler", admin_address=f"unix:{tmp_path}/no", failing=failing)
+    assert re.fullmatch(f"not reached: UNAVAILABLE; {told}", (await ask(gone, 5.0)).reason)
+    led = Target(name="worker.1", pid=NO_PID, failing=failing)
+    assert re.fullmatch(f"ended; {told}", (await ask(led, 5.0)).reason)
+
+
 async def test_a_led_rank_is_seen_by_its_process_alone() -> None:
     rows = await ask_all(
-        [Target(name="worker.1", pid=os.getpid()), Target(name="worker.2", pid=2**22 + 1)], 1.0
+        [Target(name="worker.1", pid=os.getpid()), Target(name="worker.2", pid=NO_PID)], 1.0
     )
     assert [(row.state, row.is_ready) for row in rows] == [("led", True), ("away", False)]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.run_dir import RunDirectory, make_run_directory
+from services.launcher.run_dir import Failing, RunDirectory, make_run_directory
 from services.launcher.status.find import find
 from shared.errors import ConfigError
 
@@ -34,6 +34,14 @@ def test_the_only_mesh_that_runs_here_is_the_one_that_is_meant(root: Path) -> No
     assert found.targets[1].admin_address is None
     assert found.targets[2].admin_address == made.admin_address("scheduler")
     assert found.targets[2].health_address == made.health_address("scheduler")
+
+
+def test_what_keeps_ending_is_read(root: Path) -> None:
+    failing = Failing(num_failures=4, next_start_at=2.5)
+    make_run_directory(None).write_state(
+        "u", {"worker": 1, "scheduler": 2}, failing={"scheduler": failing}
+    )
+    assert [target.failing for target in find(None, []).targets] == [None, failing]
 
 
 def test_a_mesh_whose_launcher_is_gone_is_none(root: Path) -> None:
