@@ -166,6 +166,12 @@ def _bias(given: Mapping[str, float] | None, check_ids: CheckIds) -> tuple[tuple
             raise invalid(
                 f"Invalid 'logit_bias': key {quote(key)} is not a token id.", "logit_bias"
             )
-        check_ids([int(key)], "logit_bias")
-        bias[int(key)] = value
+        token_id = int(key)
+        check_ids([token_id], "logit_bias")
+        if token_id in bias:
+            raise invalid(
+                f"Invalid 'logit_bias': token id {token_id} stands twice, once as {quote(key)}.",
+                "logit_bias",
+            )
+        bias[token_id] = value
     return tuple(bias.items())

@@ -64,8 +64,10 @@ def test_numbers_that_no_float32_or_wire_holds_are_made_to_fit(
     assert getattr(build(**fields), name) == value
 
 
-def test_the_same_bias_key_written_twice_counts_once() -> None:
-    assert build(logit_bias={"5": 1, "05": 2}).logit_bias == ((5, 2.0),)
+def test_a_token_that_is_written_in_two_ways_has_two_biases_and_is_refused() -> None:
+    assert build(logit_bias={"05": 2}).logit_bias == ((5, 2.0),)
+    with pytest.raises(ApiError, match="token id 5 stands twice, once as '05'"):
+        build(logit_bias={"5": 1, "05": 2})
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ CHAT = [
     bad({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
     bad({"logit_bias": {"1000000": 1}}, "logit_bias", "invalid_value"),
     bad({"logit_bias": {"5": 200}}, "logit_bias.5", "decimal_above_max_value", "200, clamped"),
+    bad({"logit_bias": {"01": 5, "1": -5}}, "logit_bias", "invalid_value", "200, one of them"),
+    fine({"logit_bias": {"01": 5}}),
     bad({"logit_bias": {"abc": 1}}, "logit_bias", "invalid_value"),
     bad({"bad_words": [""]}, "bad_words[0]", "string_below_min_length"),
     # logprobs
