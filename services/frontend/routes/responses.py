@@ -1,6 +1,7 @@
 """/v1/responses: create, and what is kept of it: get, input items, delete, cancel."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -20,6 +21,12 @@ from shared.log import get_logger
 _logger = get_logger(__name__)
 
 MAX_ITEMS = 100
+_NOT_SERVED: Final = {
+    "stream": "a kept response is not streamed again",
+    "starting_after": "a kept response is not streamed again",
+    "include_obfuscation": "a kept response is not streamed again",
+    "include": "what a response includes is said when it is created",
+}
 _DOCS = error_docs(400, 401, 404)
 
 
@@ -35,8 +42,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=_DOCS)
     async def retrieve_response(request: Request) -> Response:
         """A response that was kept."""
-        if request.query_params.get("stream") == "true":
-            raise unsupported("stream", "a kept response is not streamed again")
+        _refuse_options(request, ("stream", "starting_after", "include", "include_obfuscation"))
         return _json((await _stored(gateway, request)).object_json)
 
     @routes.get(
@@ -51,6 +57,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def list_input_items(request: Request) -> Response:
         """The items that a response answers, earlier ones included."""
+        _refuse_options(request, ("include",))
         stored = await _stored(gateway, request)
         items = named_items(stored, request.path_params["response_id"])
         return _json(msgspec.json.encode(page_of(items, request.query_params)))
@@ -125,6 +132,15 @@ def _parted(item: dict[str, Any]) -> dict[str, Any]:
         return item
     kind = "output_text" if item.get("role") == "assistant" else "input_text"
     return {**item, "content": [{"type": kind, "text": content}]}
+
+
+def _refuse_options(request: Request, names: Sequence[str]) -> None:
+    """Options of the API behind the question mark that are not served, unless they say no."""
+    for key, value in request.query_params.multi_items():
+        name = key.partition("[")[0]
+        says_no = ("",) if name == "starting_after" else ("", "false", "0")
+        if name in names and value.lower() not in says_no:
+            raise unsupported(name, _NOT_SERVED[name])
 
 
 async def _delete(gateway: Gateway, request: Request) -> Response:

@@ -272,10 +272,35 @@ async def test_items_come_page_by_page_in_either_order(mesh: Mesh) -> None:
     assert not rest["has_more"]
 
 
-async def test_a_kept_response_is_not_streamed_again(mesh: Mesh) -> None:
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("?stream=true", "stream"),
+        ("?stream=1", "stream"),
+        ("?stream=true&starting_after=3", "stream"),
+        ("?starting_after=3", "starting_after"),
+        ("?starting_after=0", "starting_after"),
+        ("?include_obfuscation=true", "include_obfuscation"),
+        ("?include=reasoning.encrypted_content", "include"),
+        ("?include[]=reasoning.encrypted_content", "include"),
+        ("/input_items?include=message.output_text.logprobs", "include"),
+        ("/input_items?include[0]=x", "include"),
+    ],
+)
+async def test_options_of_a_kept_response_that_are_not_served_are_named(
+    mesh: Mesh, path: str, param: str
+) -> None:
     made = await mesh.openai.responses.create(model=NAME, input="Hi")
-    response = await mesh.http.get(f"/v1/responses/{made.id}?stream=true")
-    assert response.json()["error"]["code"] == "unsupported_value"
+    response = await mesh.http.get(f"/v1/responses/{made.id}{path}")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert error["code"] == "unsupported_value"
+
+
+async def test_options_that_say_no_ask_for_nothing(mesh: Mesh) -> None:
+    made = await mesh.openai.responses.create(model=NAME, input="Hi")
+    path = f"/v1/responses/{made.id}?stream=false&include_obfuscation=false&include="
+    assert (await mesh.http.get(path)).status_code == 200
 
 
 class TestTenants:
