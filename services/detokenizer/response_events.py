@@ -13,7 +13,13 @@ from services.detokenizer.choice import Choice
 from services.detokenizer.logprobs import LogprobWriter
 from services.detokenizer.messages import OutputSpec
 from services.detokenizer.ordered import Kind, OrderedDelta, Run
-from services.detokenizer.response_object import Item, ItemWriter, ResponseHead, status_of
+from services.detokenizer.response_object import (
+    Item,
+    ItemWriter,
+    ResponseHead,
+    status_of,
+    status_of_last,
+)
 from services.detokenizer.usage import Usage
 from shared import sse
 
@@ -129,9 +135,8 @@ class ResponseStream:
     def _finish(self, choice: Choice) -> None:
         self._is_done = True
         status = status_of(choice)
-        self._close(status, choice)
-        if self._output and status == "incomplete":
-            self._output[-1]["status"] = status
+        if self._item is not None:
+            self._close(status_of_last(self._item, choice), choice)
         shown = self._head.render(status, self._output, self._count())
         if self._keeps:
             self._kept = shown

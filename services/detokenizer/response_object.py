@@ -1,7 +1,8 @@
 """The `response` object of the Responses API: its items, its usage, the object around them.
 
 Items stand in the order in which the model wrote them. A call that was cut off is left out of the
-object: its arguments are no JSON.
+object: its arguments are no JSON. Only the item in which the output was cut is incomplete: a call
+that is whole is completed, also where the output ends right behind it.
 """
 
 import base64
@@ -161,18 +162,15 @@ class ResponseBody:
         self._is_done = True
         delta = choice.text.take()
         assert isinstance(delta, OrderedDelta)
-        items: list[Item] = []
+        shown: list[dict[str, Any]] = []
         logprobs = self._writer.logprobs_of(choice.logprobs)
         for run in complete_runs(delta.runs, choice):
-            item = self._writer.begin(run, len(items))
+            item = self._writer.begin(run, len(shown))
             item.pieces = run.pieces
             item.logprobs = [logprobs[token] for token in run.tokens] if logprobs else []
-            items.append(item)
-        status = status_of(choice)
-        shown = [self._writer.whole(item, "completed") for item in items]
-        if shown and status == "incomplete":
-            shown[-1]["status"] = status
-        return self._head.render(status, shown, self._count())
+            status = status_of_last(item, choice) if run is delta.runs[-1] else "completed"
+            shown.append(self._writer.whole(item, status))
+        return self._head.render(status_of(choice), shown, self._count())
 
     def kept(self) -> bytes:
         """The body itself is the object."""
@@ -188,6 +186,11 @@ def status_of(choice: Choice) -> str:
     """How a response ended."""
     assert choice.end is not None
     return "incomplete" if choice.end.finish_reason == "length" else "completed"
+
+
+def status_of_last(item: Item, choice: Choice) -> str:
+    """How the item ended that the output ended in; calls are whole here."""
+    return "completed" if item.kind is Kind.CALL else status_of(choice)
 
 
 def usage_json(usage: Usage | None) -> bytes:

@@ -119,3 +119,23 @@ def test_a_cut_call_is_shown_as_far_as_it_came_and_is_incomplete() -> None:
     assert [event["item"]["status"] for event in done] == ["incomplete"]
     last = events[-1]
     assert (last["type"], last["response"]["output"]) == ("response.incomplete", [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(TOKENS, st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]), st.integers(1, 50))
+def test_for_any_output_the_object_has_the_items_as_they_ended(
+    tokens: list[int], reason: FinishReason, every: int
+) -> None:
+    events = stream(tokens, reason=reason, rendered_every=every).events
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    is_cut_call = [i["type"] == "function_call" and i["status"] == "incomplete" for i in done]
+    kept = [item for item, is_cut in zip(done, is_cut_call, strict=True) if not is_cut]
+    assert events[-1]["response"]["output"] == kept
+
+
+def test_a_call_that_is_whole_at_the_end_is_completed() -> None:
+    events = stream(f"</think>Hi{CALL}", reason=FinishReason.LENGTH).events
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == ["completed", "completed"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["output"] == done

@@ -55,6 +55,24 @@ def test_a_cut_call_is_no_part_of_the_object() -> None:
     assert [item["name"] for item in body["output"]] == ["get_weather"]
 
 
+@pytest.mark.parametrize(
+    ("output", "statuses"),
+    [
+        (f"R</think>Hi{CALL}", ["completed", "completed", "completed"]),
+        (f"</think>{CALL}{CALL}", ["completed", "completed"]),
+        (f"</think>Hi{CALL}\n", ["completed", "completed"]),
+        (f"</think>{CALL}more", ["completed", "incomplete"]),
+        ("</think>Hi<tool_call>get_weather<arg_key>city", ["completed"]),
+        ("</think>Hi<tool_call>get_wea", ["incomplete"]),
+        ("thought", ["incomplete"]),
+    ],
+)
+def test_only_the_item_that_was_cut_is_incomplete(output: str, statuses: list[str]) -> None:
+    body = respond(output, reason=FinishReason.LENGTH)
+    assert body["status"] == "incomplete"
+    assert [item["status"] for item in body["output"]] == statuses
+
+
 def test_reasoning_may_be_hidden_or_carried_by_the_client() -> None:
     hidden = respond("R</think>Hi", include_reasoning=False)
     assert [item["type"] for item in hidden["output"]] == ["message"]
