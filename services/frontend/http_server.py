@@ -62,6 +62,7 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._listener = listener
+        self._port = int(listener.getsockname()[1])
         self._stall_watch = StallWatch(stall_s)
         self._task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -69,7 +70,7 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The port that was bound."""
-        return int(self._listener.getsockname()[1])
+        return self._port
 
     @property
     def connections(self) -> set[GatewayProtocol]:
@@ -85,6 +86,23 @@ class HttpServer:
                 await self._task
             await asyncio.sleep(STARTUP_POLL_S)
         self._watch_task = asyncio.create_task(self._stall_watch.run(self.connections))
+
+    def stop_listening(self) -> None:
+        """Leave new connections to others that listen on the port; those that came are ours.
+
+        Idempotent. The listener is closed right after the loop has accepted what waits there: what
+        is not accepted by then, the system would reset.
+        """
+        asyncio.get_running_loop().call_later(0, self._close_listeners)
+
+    def close_idle(self) -> None:
+        """Close connections without a request; others close after their answer."""
+        for connection in list(self.connections):
+            connection.shutdown()
+
+    def _close_listeners(self) -> None:
+        for server in self._server.servers:
+            server.close()
 
     async def stop(self) -> None:
         """Close the listener and all connections; requests in work are cut."""

@@ -30,6 +30,8 @@ READY_POLL_S: Final = 0.2
 GRPC_GRACE_S: Final = 2.0
 # For handlers to tell their clients that the server stops.
 FAREWELL_S: Final = 1.0
+# For requests on connections that came just before the listener closed.
+LATE_S: Final = 0.2
 
 _logger = get_logger(__name__)
 
@@ -152,12 +154,21 @@ async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:
             stack.callback(asyncio.create_task(beside).cancel)
         freeze_heap()
         await stop.wait()
-        await drain(gateway)
+        await drain(gateway, http)
 
 
-async def drain(gateway: Gateway) -> None:
-    """Take no more, and wait for what is in work, within the limit."""
+async def drain(gateway: Gateway, http: HttpServer) -> None:
+    """Take no more, and wait for what is in work, within the limit.
+
+    On a port that others listen on too, nobody has to be refused: clients come to them instead.
+    """
+    is_shared = gateway.settings.reuse_port
+    if is_shared:
+        http.stop_listening()
+        await asyncio.sleep(LATE_S)
     gateway.admission.drain()
+    if is_shared:
+        http.close_idle()
     await _wait_until_idle(gateway, gateway.settings.drain_timeout_s)
     if gateway.admission.num_running:
         # A failed end that the client can read, not a cut socket.

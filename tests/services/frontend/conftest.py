@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 
 from services.frontend.app import create_app
 from services.frontend.gateway import Gateway
+from services.frontend.http_server import HttpServer
 from services.frontend.process import build_gateway, running_http
 from services.frontend.settings import FrontendSettings
 from shared.glm.dialect import Dialect
@@ -30,8 +31,13 @@ class Mesh:
     gateway: Gateway
     fake: FakeDetokenizer
     http: httpx.AsyncClient
-    port: int
+    server: HttpServer
     _openai: AsyncOpenAI | None = None
+
+    @property
+    def port(self) -> int:
+        """Where the gateway listens."""
+        return self.server.port
 
     @property
     def openai(self) -> AsyncOpenAI:
@@ -125,7 +131,7 @@ async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
     async with running_http(gateway) as http:
         url = f"http://127.0.0.1:{http.port}"
         async with httpx.AsyncClient(base_url=url, timeout=10) as client:
-            mesh = Mesh(gateway, fake, client, http.port)
+            mesh = Mesh(gateway, fake, client, http)
             await mesh.wait_until_connected()
             yield mesh
             await mesh.close()

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from services.frontend.http_server import HttpServer, bind
 from services.frontend.process import build_gateway, drain, run
 from services.frontend.settings import FrontendSettings
 from shared.errors import CheckpointError, ConfigError
@@ -43,7 +46,7 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones(mesh: Mes
     mesh.fake.behaviour = Behaviour(pause_s=0.1)
     running = asyncio.create_task(mesh.chat(stream=True))
     await mesh.fake.wait_until(lambda: mesh.fake.submits)
-    draining = asyncio.create_task(drain(mesh.gateway))
+    draining = asyncio.create_task(drain(mesh.gateway, mesh.server))
     await asyncio.sleep(0.05)
     refused = await mesh.chat()
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -71,6 +74,74 @@ async def test_the_collector_leaves_alone_what_lives_as_long_as_the_process(run_
         await serving
 
 
+class TestSharedPort:
+    """Another process that listens on the same port."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"reuse_port": True}
+
+    @pytest.fixture
+    async def sibling(self, mesh: Mesh) -> AsyncIterator[HttpServer]:
+        server = HttpServer(teapot, bind("127.0.0.1", mesh.port, is_shared=True))
+        await server.start()
+        yield server
+        await server.stop()
+
+    async def test_new_connections_go_to_the_other_from_the_start_of_the_drain(
+        self, mesh: Mesh, sibling: HttpServer
+    ) -> None:
+        mesh.fake.behaviour = Behaviour(pause_s=0.2)
+        assert (await self.ask_until(mesh, 200)).status_code == 200, "both get connections"
+        num_before = len(mesh.fake.submits)
+        asking = [asyncio.create_task(self.ask(mesh, stream=True)) for _ in range(20)]
+        await mesh.fake.wait_until(lambda: len(mesh.fake.submits) > num_before)
+        draining = asyncio.create_task(drain(mesh.gateway, mesh.server))
+        await asyncio.sleep(0.05)
+        late = [await self.ask(mesh) for _ in range(20)]
+        assert {response.status_code for response in late} == {418}
+        answers = await asyncio.gather(*asking)
+        # Some may have been late themselves; that none of 20 was here has odds of 1 in 2 ** 20.
+        assert {response.status_code for response in answers} - {418} == {200}
+        assert all("[DONE]" in r.text for r in answers if r.status_code == 200)
+        async with asyncio.timeout(30):
+            await draining
+
+    async def test_connections_that_came_before_are_served_and_then_closed(
+        self, mesh: Mesh
+    ) -> None:
+        streams = [await asyncio.open_connection("127.0.0.1", mesh.port) for _ in range(2)]
+        draining = asyncio.create_task(drain(mesh.gateway, mesh.server))
+        await asyncio.sleep(0.02)
+        (reader, writer), (idle, _) = streams
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        async with asyncio.timeout(30):
+            await draining
+            assert await idle.read() == b""
+            await reader.read()
+        for _, stream in streams:
+            stream.close()
+        with pytest.raises(httpx.ConnectError):
+            await self.ask(mesh)
+
+    async def ask(self, mesh: Mesh, **fields: Any) -> httpx.Response:
+        """One request over a connection of its own."""
+        body = {"prompt": "Hi", **fields}
+        async with httpx.AsyncClient() as client:
+            return await client.post(f"http://127.0.0.1:{mesh.port}/v1/completions", json=body)
+
+    async def ask_until(self, mesh: Mesh, status: int) -> httpx.Response:
+        while (response := await self.ask(mesh)).status_code != status:
+            pass
+        return response
+
+
+async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 418, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
 class TestDrainLimit:
     """A drain that may take no time."""
 
@@ -83,7 +154,7 @@ class TestDrainLimit:
         running = asyncio.create_task(mesh.chat())
         await mesh.fake.wait_until(lambda: mesh.fake.submits)
         async with asyncio.timeout(30):
-            await drain(mesh.gateway)
+            await drain(mesh.gateway, mesh.server)
         response = await running
         assert response.status_code == 503
         assert "stopping" in response.json()["error"]["message"]
