@@ -1,7 +1,7 @@
-"""Checks constraints in a child process that is killed when it takes too long.
+"""Checks constraints in processes that die when they take too much.
 
-One check at a time. The child is started ahead of the first check, and again at once when one has
-been its death, so that the next request does not wait for a process to start.
+One check at a time. A child, started ahead of the first check, has the tokenizer and forks for each
+one; should it be lost itself, the next one is started at once.
 """
 
 import asyncio
@@ -31,11 +31,21 @@ _START_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckLimits:
-    """Bounds of one check; the wall clock only steps in where the child does not run at all."""
+    """Bounds of one check.
+
+    Attributes:
+        cpu_s: Processor time.
+        wall_s: Time without a sign that the check gets on.
+        memory_bytes: What it may take beyond the tokenizer.
+    """
 
     cpu_s: float = 1.0
     wall_s: float = 8.0
     memory_bytes: int = 1 << 30
+
+
+class OverTimeError(RequestError):
+    """A check took more processor time than it may."""
 
 
 class GrammarChecker:
@@ -64,19 +74,23 @@ class GrammarChecker:
         ask = msgspec.json.encode(constraint)
         child = await self._alive()
         try:
-            async with asyncio.timeout(self._limits.wall_s):
-                verdict = await _ask(child, ask)
+            verdict = await _ask(child, ask, self._limits.wall_s)
         except TimeoutError:
             await self._replace()
             # Not its fault: its own time is bounded, and was not over.
             raise _not_now() from None
         except (OSError, EOFError):
-            raise await self._why_it_died(child) from None
+            code = await child.wait()
+            await self._replace()
+            _log.warning("the process that checks constraints ended", extra={"code": code})
+            raise _not_now() from None
         except BaseException:
             await self._replace()  # whoever asked went away: its answer would meet the next one
             raise
         if verdict.message:
             raise RequestError(FailureReason.INVALID_ARGUMENT, verdict.message, field=verdict.field)
+        if verdict.exit_code:
+            raise self._why_it_ended(verdict.exit_code)
 
     async def close(self) -> None:
         """Kill the child, if there is one; there will be no other."""
@@ -143,19 +157,18 @@ class GrammarChecker:
         self._child = child
         return child
 
-    async def _why_it_died(self, child: Process) -> RequestError:
-        code = await child.wait()
-        await self._replace()
-        _log.warning("the process that checks constraints ended", extra={"code": code})
+    def _why_it_ended(self, code: int) -> RequestError:
+        """What the end of a check's process says about the constraint."""
+        _log.info("a check of a constraint ended its process", extra={"code": code})
         if code in (-signal.SIGKILL, -signal.SIGTERM):
             return _not_now()  # somebody else's doing: it is not the constraint that was wrong
         if code == -signal.SIGPROF:
             text = f"checking it takes over {self._limits.cpu_s:g} s of processor time"
-        elif code == -signal.SIGABRT:
-            text = "checking it takes too much memory"  # how the engine ends without any
-        else:
-            text = f"checking it ended its process ({_ending(code)})"
-        return refused("constraint", text)
+            told = refused("constraint", text)
+            return OverTimeError(told.reason, told.message, field=told.field)
+        if code == -signal.SIGABRT:  # how the engine ends without any
+            return refused("constraint", "checking it takes too much memory")
+        return refused("constraint", f"checking it ended its process ({_ending(code)})")
 
 
 def _not_now() -> RequestError:
@@ -180,11 +193,15 @@ async def _end(child: Process) -> None:
     child._transport.close()  # type: ignore[attr-defined]  # no public way
 
 
-async def _ask(child: Process, ask: bytes) -> Verdict:
+async def _ask(child: Process, ask: bytes, wall_s: float) -> Verdict:
     assert child.stdin is not None
-    child.stdin.write(LENGTH.pack(len(ask)) + ask)
-    await child.stdin.drain()
-    return msgspec.json.decode(await _read(child), type=Verdict)
+    now = asyncio.get_running_loop().time
+    async with asyncio.timeout(wall_s) as limit:
+        child.stdin.write(LENGTH.pack(len(ask)) + ask)
+        await child.stdin.drain()
+        while not (answer := await _read(child)):
+            limit.reschedule(now() + wall_s)  # it gets on: how slowly is not its fault
+    return msgspec.json.decode(answer, type=Verdict)
 
 
 async def _read(child: Process) -> bytes:

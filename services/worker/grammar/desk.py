@@ -1,19 +1,23 @@
 """Where constraints are made ready: checked once, compiled, remembered.
 
-Runs on the event loop; checks happen in a child process and one at a time, compiling in a thread
-that leaves the interpreter to others. So nothing that a client sends holds up a step.
+Runs on the event loop; checks happen in child processes, compiling in a thread that leaves the
+interpreter to others. So nothing that a client sends holds up a step. Nor other constraints: each
+has a short time first, and one that takes longer goes on in a second queue, behind its like.
 """
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from services.worker.grammar.checker import CheckLimits, GrammarChecker
+from services.worker.grammar.checker import CheckLimits, GrammarChecker, OverTimeError
 from services.worker.grammar.compiler import GrammarCompiler
 from shared import tracing
 from shared.constraint import Constraint
@@ -24,6 +28,10 @@ _log = get_logger(__name__)
 
 _MAX_VERDICTS: Final = 4096
 _MAX_WAITING: Final = 64
+# With a second of processor time for each, as long as whoever asks for one may wait.
+_MAX_HEAVY: Final = 32
+# Twenty objects of ten fields take half of it.
+_SHORT_CPU_S: Final = 0.05
 
 
 class GrammarDesk:
@@ -32,15 +40,16 @@ class GrammarDesk:
     def __init__(
         self,
         compiler: GrammarCompiler,
-        checker: GrammarChecker,
+        short: GrammarChecker,
+        full: GrammarChecker,
         *,
         max_waiting: int = _MAX_WAITING,
+        max_heavy: int = _MAX_HEAVY,
     ) -> None:
+        """`short` bounds a check to little time, `full` to all that it may take."""
         self.compiler = compiler
-        self._checker = checker
-        self._max_waiting = max_waiting
-        self._turn = asyncio.Lock()
-        self._num_waiting = 0
+        self._short = _Queue(short, max_waiting)
+        self._full = _Queue(full, max_heavy)
         self._warming: asyncio.Task[None] | None = None
         # By digest: why a constraint was refused, None if it was not.
         self._verdicts: OrderedDict[bytes, RequestError | None] = OrderedDict()
@@ -48,10 +57,16 @@ class GrammarDesk:
     @classmethod
     def of_checkpoint(cls, path: Path, limits: CheckLimits | None = None) -> "GrammarDesk":
         """For the tokenizer of a checkpoint."""
-        return cls(GrammarCompiler.of_checkpoint(path), GrammarChecker(path, limits))
+        full = limits or CheckLimits()
+        short = dataclasses.replace(full, cpu_s=min(_SHORT_CPU_S, full.cpu_s))
+        compiler = GrammarCompiler.of_checkpoint(path)
+        return cls(compiler, GrammarChecker(path, short), GrammarChecker(path, full))
 
     def warm(self) -> None:
-        """Get ready for the first constraint: a tokenizer to compile it, a child to check it."""
+        """Get ready for the first constraint: a tokenizer to compile it, a child to check it.
+
+        The child for heavy ones starts with the first of them; most workers never see any.
+        """
         self._warming = asyncio.get_running_loop().create_task(self._warm())
 
     async def _warm(self) -> None:
@@ -60,7 +75,7 @@ class GrammarDesk:
         except CheckpointError as error:
             _log.warning("constraints will be refused: %s", error)
             return
-        self._checker.warm()
+        self._short.checker.warm()
 
     async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
         """Make it ready; microseconds that it took, 0 if it was.
@@ -87,10 +102,10 @@ class GrammarDesk:
         return max(1, took_us)
 
     async def close(self) -> None:
-        """End the child."""
+        """End the children."""
         if self._warming is not None:
             await asyncio.wait({self._warming})
-        await self._checker.close()
+        await asyncio.gather(self._short.checker.close(), self._full.checker.close())
 
     def _compile(self, constraint: Constraint) -> None:
         # Nothing is returned: a future that is waited for would hold the grammar.
@@ -101,20 +116,15 @@ class GrammarDesk:
         digest = hashlib.sha256(msgspec.json.encode(constraint)).digest()
         if self._has_verdict(digest):
             return
-        if self._num_waiting >= self._max_waiting:
-            raise RequestError(
-                FailureReason.QUEUE_FULL,
-                f"{self._num_waiting} constraints wait to be checked",
-                field="constraint",
-                retry_after_ms=1000,
-            )
-        self._num_waiting += 1
-        try:
-            async with self._turn:
-                if not self._has_verdict(digest):
-                    await self._check_now(constraint, digest)
-        finally:
-            self._num_waiting -= 1
+        async with self._short.turn():
+            if self._has_verdict(digest):
+                return
+            with contextlib.suppress(OverTimeError):
+                await self._check_now(self._short.checker, constraint, digest)
+                return
+        async with self._full.turn():
+            if not self._has_verdict(digest):
+                await self._check_now(self._full.checker, constraint, digest)
 
     def _has_verdict(self, digest: bytes) -> bool:
         """Whether it was found good; one that was not is refused again."""
@@ -127,11 +137,14 @@ class GrammarDesk:
             raise RequestError(known.reason, known.message, field=known.field)
         return True
 
-    async def _check_now(self, constraint: Constraint, digest: bytes) -> None:
+    async def _check_now(
+        self, checker: GrammarChecker, constraint: Constraint, digest: bytes
+    ) -> None:
         try:
-            await self._checker.check(constraint)
+            await checker.check(constraint)
         except RequestError as error:
-            if error.reason is FailureReason.INVALID_ARGUMENT:
+            is_last = checker is self._full.checker or not isinstance(error, OverTimeError)
+            if error.reason is FailureReason.INVALID_ARGUMENT and is_last:
                 self._remember(digest, error)
             raise
         self._remember(digest, None)
@@ -140,3 +153,34 @@ class GrammarDesk:
         self._verdicts[digest] = verdict
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
+
+
+class _Queue:
+    """Those that wait for one checker, in the order in which they came, and in bounded number."""
+
+    def __init__(self, checker: GrammarChecker, max_waiting: int) -> None:
+        self.checker = checker
+        self._max_waiting = max_waiting
+        self._lock = asyncio.Lock()
+        self._num_waiting = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The turn of one of them.
+
+        Raises:
+            RequestError: Too many wait already.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise RequestError(
+                FailureReason.QUEUE_FULL,
+                f"{self._num_waiting} constraints wait to be checked",
+                field="constraint",
+                retry_after_ms=1000,
+            )
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._num_waiting -= 1

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.worker.grammar.checker import CheckLimits, GrammarChecker
+from services.worker.grammar.checker import CheckLimits, GrammarChecker, OverTimeError
+from services.worker.grammar.child import Verdict
 from shared.constraint import Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason, RequestError
 from tests.services.worker.grammar.conftest import NANO
@@ -104,21 +105,18 @@ async def test_a_child_that_is_killed_during_a_check_is_not_held_against_the_con
 
 
 @pytest.mark.parametrize(
-    ("sent", "reason"), [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGABRT, "too much memory")]
+    ("code", "reason"),
+    [(-signal.SIGSEGV, "SIGSEGV"), (-signal.SIGABRT, "too much memory"), (3, "code 3")],
 )
 async def test_a_check_that_ends_its_process_is_refused_with_how_it_ended(
-    checker: GrammarChecker, sent: signal.Signals, reason: str
+    checker: GrammarChecker, code: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await checker.check(GOOD)
-    child = checker._child
-    assert child is not None
-    os.kill(child.pid, signal.SIGSTOP)
-    asked = asyncio.ensure_future(checker.check(GOOD))
-    await asyncio.sleep(0)
-    os.kill(child.pid, sent)
-    os.kill(child.pid, signal.SIGCONT)
+    async def ask(*_: object) -> Verdict:
+        return Verdict(exit_code=code)
+
+    monkeypatch.setattr("services.worker.grammar.checker._ask", ask)
     with pytest.raises(RequestError, match=reason) as caught:
-        await asked
+        await checker.check(GOOD)
     assert caught.value.reason is FailureReason.INVALID_ARGUMENT
 
 
@@ -131,13 +129,25 @@ async def test_a_warm_checker_has_its_child_before_the_first_check(checker: Gram
     assert checker._child is child
 
 
-async def test_after_a_death_the_next_child_starts_before_anybody_asks() -> None:
-    checker = GrammarChecker(NANO, CheckLimits(cpu_s=0.000001))
+async def test_a_check_that_takes_too_long_leaves_the_child_to_the_next_one() -> None:
+    checker = GrammarChecker(NANO, CheckLimits(cpu_s=0.3))
     try:
-        with pytest.raises(RequestError, match="processor time"):
+        await checker.check(GOOD)
+        first = checker._child
+        with pytest.raises(OverTimeError, match=r"over 0\.3 s of processor time"):
             await checker.check(_slow())
-        assert checker._starting is not None
-        assert (await checker._starting).returncode is None
+        await checker.check(GOOD)
+        assert checker._child is first
+    finally:
+        await checker.close()
+
+
+async def test_a_check_that_gets_on_slowly_is_not_given_up() -> None:
+    checker = GrammarChecker(NANO, CheckLimits(cpu_s=1.0, wall_s=0.6))
+    try:
+        # It takes more than the clock allows to a check that stands still.
+        with pytest.raises(OverTimeError):
+            await checker.check(_slow(12_000))
     finally:
         await checker.close()
 
@@ -172,8 +182,8 @@ async def test_a_child_that_died_is_started_again(checker: GrammarChecker) -> No
     assert checker._child is not first
 
 
-def _slow() -> Constraint:
-    names = ",".join(f'"k{i}":{{"type":"string"}}' for i in range(3000))
+def _slow(num_properties: int = 3000) -> Constraint:
+    names = ",".join(f'"k{i}":{{"type":"string"}}' for i in range(num_properties))
     text = f'{{"type":"object","properties":{{{names}}}}}'
     return Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=text))
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.grammar.checker import OverTimeError
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.grammar.desk import GrammarDesk
 from services.worker.grammar.writer import refused
 from shared.constraint import Constraint, FormatKind, TextFormat
 from shared.errors import FailureReason, RequestError
+from tests.services.worker.grammar.conftest import NANO
 
 
 def regex(text: str) -> Constraint:
@@ -17,17 +19,22 @@ def regex(text: str) -> Constraint:
 
 
 class FakeChecker:
-    """Waits until it may answer, and refuses what begins with "bad"."""
+    """Waits until it may answer, and refuses what begins with "bad", some of it only when full."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_full: bool = False) -> None:
+        self.is_full = is_full
         self.checked: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        self.is_asked = asyncio.Event()
 
     async def check(self, constraint: Constraint) -> None:
         assert constraint.format is not None
         self.checked.append(constraint.format.text)
+        self.is_asked.set()
         await self.may_answer.wait()
+        if constraint.format.text.endswith("{9}") and not self.is_full:
+            raise OverTimeError(FailureReason.INVALID_ARGUMENT, "over 0.05 s")
         if constraint.format.text.startswith("bad"):
             raise refused("format", "is bad")
         if constraint.format.text.startswith("lost"):
@@ -46,8 +53,13 @@ def checker() -> FakeChecker:
 
 
 @pytest.fixture
-def desk(compiler: GrammarCompiler, checker: FakeChecker) -> GrammarDesk:
-    return GrammarDesk(compiler, checker, max_waiting=2)  # type: ignore[arg-type]  # a fake
+def full() -> FakeChecker:
+    return FakeChecker(is_full=True)
+
+
+@pytest.fixture
+def desk(compiler: GrammarCompiler, checker: FakeChecker, full: FakeChecker) -> GrammarDesk:
+    return GrammarDesk(compiler, checker, full, max_waiting=2, max_heavy=1)  # type: ignore[arg-type]  # a fake
 
 
 async def prepare(desk: GrammarDesk, text: str) -> int:
@@ -113,7 +125,7 @@ async def test_a_forgotten_grammar_is_compiled_without_another_check(
     checker: FakeChecker, compiler: GrammarCompiler
 ) -> None:
     small = GrammarCompiler(lambda: compiler.vocabulary, max_grammars=1)
-    desk = GrammarDesk(small, checker)  # type: ignore[arg-type]  # a fake
+    desk = GrammarDesk(small, checker, FakeChecker())  # type: ignore[arg-type]  # a fake
     for text in ("a", "b", "a"):
         assert await prepare(desk, text) > 0
     assert checker.checked == ["a", "b"]
@@ -124,7 +136,7 @@ async def test_warming_reads_the_tokenizer_and_starts_the_child(
 ) -> None:
     loaded: list[str] = []
     fresh = GrammarCompiler(lambda: loaded.append("tokenizer") or compiler.vocabulary)
-    desk = GrammarDesk(fresh, checker)  # type: ignore[arg-type]  # a fake
+    desk = GrammarDesk(fresh, checker, FakeChecker())  # type: ignore[arg-type]  # a fake
     desk.warm()
     await desk.close()
     assert loaded == ["tokenizer"]
@@ -135,15 +147,62 @@ async def test_without_a_tokenizer_no_child_is_started(
     checker: FakeChecker, tmp_path: Path
 ) -> None:
     compiler = GrammarCompiler.of_checkpoint(tmp_path)
-    desk = GrammarDesk(compiler, checker)  # type: ignore[arg-type]  # a fake
+    desk = GrammarDesk(compiler, checker, FakeChecker())  # type: ignore[arg-type]  # a fake
     desk.warm()
     await desk.close()
     assert checker.checked == ["closed"]
 
 
-async def test_closing_ends_the_child(desk: GrammarDesk, checker: FakeChecker) -> None:
+async def test_closing_ends_the_children(
+    desk: GrammarDesk, checker: FakeChecker, full: FakeChecker
+) -> None:
     await desk.close()
-    assert checker.checked == ["closed"]
+    assert checker.checked == full.checked == ["closed"]
+
+
+async def test_a_heavy_one_is_checked_in_full_and_its_verdict_is_remembered(
+    desk: GrammarDesk, checker: FakeChecker, full: FakeChecker
+) -> None:
+    assert await prepare(desk, "a{9}") > 0
+    for _ in range(2):
+        with pytest.raises(RequestError, match="is bad"):
+            await prepare(desk, "bad{9}")
+    assert checker.checked == full.checked == ["a{9}", "bad{9}"]
+
+
+async def test_heavy_ones_wait_for_each_other_and_nobody_waits_for_them(
+    desk: GrammarDesk, full: FakeChecker
+) -> None:
+    full.may_answer.clear()
+    heavy = asyncio.ensure_future(prepare(desk, "a{9}"))
+    await full.is_asked.wait()
+    for text in ("a", "b", "c"):
+        assert await prepare(desk, text) > 0
+    with pytest.raises(RequestError) as caught:
+        await prepare(desk, "b{9}")
+    assert caught.value.reason is FailureReason.QUEUE_FULL
+    assert not heavy.done()
+    full.may_answer.set()
+    assert await heavy > 0
+    assert await prepare(desk, "b{9}") > 0
+
+
+async def test_a_small_one_behind_ten_heavy_ones_has_its_turn_long_before_they_are_done() -> None:
+    desk = GrammarDesk.of_checkpoint(NANO)
+    text = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'
+    small = Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=text))
+    try:
+        await prepare(desk, "warm")
+        heavy = [asyncio.ensure_future(desk.prepare(_heavy(n), "r", "")) for n in range(10)]
+        await asyncio.sleep(0)
+        assert await desk.prepare(small, "r", "") > 0
+        # Each of them takes up to a second of processor time, and those run one by one.
+        assert sum(task.done() for task in heavy) < 5
+        for task in heavy:
+            task.cancel()
+        await asyncio.gather(*heavy, return_exceptions=True)
+    finally:
+        await desk.close()
 
 
 async def test_a_request_that_waits_has_a_span_with_the_time_of_compiling(
@@ -175,3 +234,10 @@ async def test_a_request_that_waits_has_a_span_with_the_time_of_compiling(
         "num_bytes": 3,
         "ended": True,
     }
+
+
+def _heavy(number: int) -> Constraint:
+    """What takes about a second to check."""
+    names = ",".join(f'"{number}-{i}":{{"type":"string"}}' for i in range(6000))
+    text = f'{{"type":"object","properties":{{{names}}}}}'
+    return Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=text))
