@@ -36,6 +36,7 @@ _SERVICE_PREFIXES: Final = ("UP_", "FRONTEND_", "DETOKENIZER_", "SCHEDULER_", "W
 _NAMED_AFTER_OTHERS: Final = frozenset(
     {"WORKER_ADDRESS", "WORKER_GRACE_S", "SCHEDULER_COUNT", "DETOKENIZER_COUNT"}
 )
+_FROM_ENV: Final = " (from the environment)"
 # sockaddr_un holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH_BYTES: Final = 107
 
@@ -144,11 +145,16 @@ def parse(settings_class: type[SettingsT], argv: Sequence[str], *, prog: str = "
     flag_values |= lists
     env_values = _read_env(settings_class)
     path = {**env_values, **flag_values}.get("config")
+    if path == "":
+        raise ConfigError(_no_path("config", _FROM_ENV if "config" not in flag_values else ""))
     file_values = _read_file(settings_class, str(path)) if path else {}
     merged = {**file_values, **env_values, **flag_values}
     origins = {name: f" (from {path})" for name in file_values}
-    origins |= {name: " (from the environment)" for name in env_values}
+    origins |= dict.fromkeys(env_values, _FROM_ENV)
     origins |= dict.fromkeys(flag_values, "")
+    for name, value in merged.items():
+        if value == "" and _mentions(settings_class.model_fields[name].annotation, Path):
+            raise ConfigError(_no_path(name, origins[name]))
     try:
         return settings_class(**merged)
     except ValidationError as error:
@@ -300,9 +306,8 @@ def _read_env(settings_class: type[ProcessSettings]) -> dict[str, Any]:
 
 def _read_file(settings_class: type[ProcessSettings], path: str) -> dict[str, Any]:
     content = _load_file(path)
-    own = content.get(settings_class.service, {}) if _has_tables(content) else content
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"--config: {path}: {settings_class.service} must be a table")
+    service = settings_class.service
+    own = _table(content, path, service) if _has_tables(content) else content
     known = list(settings_class.model_fields)
     values: dict[str, Any] = {}
     for key, value in own.items():
@@ -311,6 +316,19 @@ def _read_file(settings_class: type[ProcessSettings], path: str) -> dict[str, An
             raise ConfigError(f"{path}: unknown setting {key}{_nearest(name, known)}")
         values[name] = value
     return values
+
+
+def _table(content: Mapping[str, Any], path: str, service: str) -> Mapping[str, Any]:
+    own = content.get(service, {})
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"--config: {path}: {service} must be a table")
+    return own
+
+
+def names_in_table(path: Path, service: str) -> list[str]:
+    """Settings that a file with tables has for one process, as they are written there."""
+    content = _load_file(str(path))
+    return list(_table(content, str(path), service)) if _has_tables(content) else []
 
 
 def has_tables(path: Path) -> bool:
@@ -352,12 +370,17 @@ def _explain(
     return "; ".join(lines)
 
 
+def _no_path(name: str, origin: str) -> str:
+    """Of an empty path, which would be the working directory."""
+    return f"{flag_of(name)} ''{origin}: an empty path; leave it out where none is meant"
+
+
 def _is_secret(settings_class: type[ProcessSettings], name: str) -> bool:
     field = settings_class.model_fields.get(name)
-    return field is not None and _mentions_secret(field.annotation)
+    return field is not None and _mentions(field.annotation, SecretStr)
 
 
-def _mentions_secret(annotation: object) -> bool:
+def _mentions(annotation: object, kind: type) -> bool:
     if get_origin(annotation) is not None:
-        return any(_mentions_secret(part) for part in get_args(annotation))
-    return annotation is SecretStr
+        return any(_mentions(part, kind) for part in get_args(annotation))
+    return annotation is kind

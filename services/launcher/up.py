@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Final
 
@@ -14,6 +14,7 @@ from services.launcher.commands import build_commands
 from services.launcher.display import Display
 from services.launcher.options.serve import help_text
 from services.launcher.options.start import Start, read_start
+from services.launcher.overruled import overruled
 from services.launcher.run_dir import RunDirectory, make_run_directory
 from services.launcher.settings import UpSettings
 from services.launcher.supervisor import Supervisor
@@ -35,8 +36,7 @@ def run_up(argv: Sequence[str]) -> int:
     except SystemExit:  # --help was printed
         sys.stdout.write(help_text())
         raise
-    for line in (*start.lines, *unread_variables(UpSettings, os.environ)):
-        sys.stderr.write(f"glm-mesh: note: {line}\n")
+    _note((*start.lines, *unread_variables(UpSettings, os.environ)))
     settings = start.settings
     with claim_port(settings.host, settings.port) as port:
         run_dir = make_run_directory(settings.run_dir)
@@ -46,15 +46,22 @@ def run_up(argv: Sequence[str]) -> int:
             return asyncio.run(_run(start, run_dir, port.getsockname()[1]))
 
 
+def _note(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"glm-mesh: note: {line}\n")
+
+
 async def _run(start: Start, run_dir: RunDirectory, port: int) -> int:
     settings = start.settings
     if start.num_frontends > 1:
         run_dir.make_shared_paths()
+    commands = build_commands(
+        settings, run_dir, port, start.service_flags, start.layout, start.num_frontends
+    )
+    _note(overruled(commands, os.environ, settings.config))
     display = Display()
     supervisor = Supervisor(
-        build_commands(
-            settings, run_dir, port, start.service_flags, start.layout, start.num_frontends
-        ),
+        commands,
         run_dir,
         display,
         url=base_url(settings.host, port),

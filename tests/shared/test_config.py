@@ -10,6 +10,7 @@ from shared.config import (
     check_address,
     flag_of,
     has_tables,
+    names_in_table,
     parse,
     shown,
     unread_variables,
@@ -26,6 +27,7 @@ class Settings(ServiceSettings):
     served_model_name: list[str] = Field(default=[], description="Names of the model.")
     api_key: SecretStr | None = Field(default=None, description="Key that callers must show.")
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number type.")
+    key_file: Path | None = Field(default=None, description="Keys that open the API.")
     is_loud: bool = Field(default=False, description="Whether to shout.")
 
 
@@ -132,6 +134,35 @@ def test_malformed_environment_value_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GLM_MESH_MAX_NUM_SEQS", "many")
     with pytest.raises(ConfigError, match=r"--max-num-seqs 'many' \(from the env"):
         parse(Settings, ADDRESS)
+
+
+@pytest.mark.parametrize("name", ["config", "key-file"])
+def test_an_empty_path_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    why = "an empty path; leave it out where none is meant"
+    for flags in ([f"--{name}", ""], [f"--{name}="]):
+        with pytest.raises(ConfigError, match=f"--{name} '': {why}"):
+            parse(Settings, [*ADDRESS, *flags])
+    if name != "config":
+        file = tmp_path / "mesh.toml"
+        file.write_text(f'{name} = ""\n')
+        with pytest.raises(ConfigError, match=rf"--{name} '' \(from .*mesh.toml\): {why}"):
+            parse(Settings, [*ADDRESS, "--config", str(file)])
+    for variable in ("GLM_MESH_", "GLM_MESH_SCHEDULER_"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable + name.replace("-", "_").upper(), "")
+            with pytest.raises(ConfigError, match=rf"--{name} '' \(from the environment\): {why}"):
+                parse(Settings, ADDRESS)
+
+
+def test_the_names_in_a_table_are_those_of_one_process(tmp_path: Path) -> None:
+    file = tmp_path / "mesh.toml"
+    file.write_text("[scheduler]\nmax-num-seqs = 1\ndtype = 'x'\n[worker]\nother = 1\n")
+    assert names_in_table(file, "scheduler") == ["max-num-seqs", "dtype"]
+    assert names_in_table(file, "frontend") == []
+    file.write_text("max-num-seqs = 1\n")
+    assert names_in_table(file, "scheduler") == []
 
 
 def test_help_lists_every_flag_with_description_and_default(

@@ -8,7 +8,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 from services.launcher.options.fields import read_json
 from services.launcher.options.serve import FLAGS, JSON_FLAGS, LISTS, SHORT, SWITCHES
@@ -17,6 +17,11 @@ from shared.config import flag_of
 from shared.errors import ConfigError
 
 OWN: Final = {flag_of(name): name for name in UpSettings.model_fields}
+_REPEATABLE: Final = frozenset(
+    flag_of(name)
+    for name, field in UpSettings.model_fields.items()
+    if get_origin(field.annotation) is list
+)
 # The one flag of `up` that vLLM lets take several words.
 _GREEDY: Final = "--served-model-name"
 
@@ -57,6 +62,7 @@ class _Reader:
         self._words = list(argv)
         self._next = 0
         self._has_model = False
+        self._own: dict[str, str] = {}
         self.values: dict[str, Any] = {}
         self.rest: list[str] = []
         self.problems: list[str] = []
@@ -80,6 +86,7 @@ class _Reader:
             self.problems.append(f"{word}: belongs to no option, and the checkpoint is given")
             return
         self._has_model = True
+        self._put_own("--model", word)
         self.rest += ["--model", word]
 
     def _take_flag(self, word: str) -> None:
@@ -139,10 +146,17 @@ class _Reader:
             return
         if value is not None:
             self.rest.append(f"{flag}={value}")
+            self._put_own(flag, value)
         elif self._has_value():
             self.rest += [flag, self._value(flag, None)]
+            self._put_own(flag, self.rest[-1])
         else:
             self.rest.append(flag)  # the settings tell that its value is missing
+
+    def _put_own(self, flag: str, value: str) -> None:
+        if flag not in _REPEATABLE and self._own.setdefault(flag, value) != value:
+            self.lines.append(f"{flag} is given twice: {flag} {value} counts")
+            self._own[flag] = value
 
     def _put(self, name: str, flag: str, value: object, *, is_whole: bool = False) -> None:
         if name in self.values:

@@ -102,3 +102,23 @@ def test_an_option_given_twice_counts_the_last_time_and_is_told() -> None:
     assert read("--headless", "--no-headless").lines == (
         "--headless is given twice: --no-headless counts",
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--scheduler-count", "2", "--scheduler_count=3"], "--scheduler-count 3"),
+        (["--port", "1", "--port", "2", "--port", "2"], "--port 2"),
+        (["/a", "--model", "/b"], "--model /b"),
+    ],
+)
+def test_a_setting_of_up_given_twice_counts_the_last_time_and_is_told(
+    words: list[str], line: str
+) -> None:
+    flag = line.partition(" ")[0]
+    assert read(*words).lines == (f"{flag} is given twice: {line} counts",)
+
+
+def test_a_setting_given_twice_alike_or_one_that_may_be_repeated_is_as_it_was_meant() -> None:
+    keys = ["--api-key", "a", "--api-key", "b"]
+    assert read("--port", "1", "--port=1", "--served-model-name", "a", "b", *keys).lines == ()
