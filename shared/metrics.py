@@ -8,7 +8,7 @@ a folder of theirs: each page shows the sums over all of them, also over those t
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Final
 
 from prometheus_client import (
@@ -16,10 +16,12 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 # The library reads it too, when it is imported.
 SHARED_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -35,6 +37,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves it bare
         self._registry = CollectorRegistry(auto_describe=True)
         self._sources: list[tuple[Gauge, Callable[[], float]]] = []
+        self._totals: set[str] = set()
 
     def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
         """A number that only grows."""
@@ -56,6 +59,24 @@ class Metrics:
             self._sources.append((gauge, source))
         return gauge
 
+    def total(
+        self,
+        name: str,
+        description: str,
+        labels: Sequence[str] = (),
+        *,
+        source: Callable[[], float] | None = None,
+    ) -> Gauge:
+        """A number that only grows and is counted elsewhere; shown as a counter.
+
+        Processes that are one service are told of the same events: the largest count is shown.
+        """
+        gauge = Gauge(name, description, labels, registry=self._registry, multiprocess_mode="max")
+        self._totals.add(name)
+        if source is not None:
+            self._sources.append((gauge, source))
+        return gauge
+
     def histogram(
         self, name: str, description: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
@@ -66,8 +87,29 @@ class Metrics:
         """All series as Prometheus' text, of type `CONTENT_TYPE`."""
         for gauge, source in self._sources:
             gauge.set(source())
-        if SHARED_VARIABLE not in os.environ:
-            return generate_latest(self._registry)
-        shared = CollectorRegistry(auto_describe=True)
-        MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # the library leaves it bare
-        return generate_latest(shared)
+        counted = self._registry
+        if SHARED_VARIABLE in os.environ:
+            counted = CollectorRegistry(auto_describe=True)
+            MultiProcessCollector(counted)  # type: ignore[no-untyped-call]  # the library's
+        page = CollectorRegistry()
+        page.register(_Page(counted, self._totals))
+        return generate_latest(page)
+
+
+class _Page(Collector):
+    """All series, those that only grow as what they are: the library has no such counters."""
+
+    def __init__(self, counted: CollectorRegistry, totals: Set[str]) -> None:
+        self._counted = counted
+        self._totals = totals
+
+    def collect(self) -> Iterator[Metric]:
+        """As the library asks for it."""
+        for metric in self._counted.collect():
+            if metric.name in self._totals:
+                name = metric.name.removesuffix("_total")
+                counter = Metric(name, metric.documentation, "counter")
+                counter.samples = metric.samples
+                yield counter
+            else:
+                yield metric

@@ -11,6 +11,7 @@ UPSTREAM_LOST.
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,6 +96,8 @@ class Schedulers:
         self._on_reach = on_reach
         self._on_load = on_load
         self.now = now
+        # Names this run: what it counts begins with it.
+        self.instance_id = uuid.uuid4().hex
         self.peers = [
             SchedulerPeer(
                 address,
@@ -398,6 +401,7 @@ class Schedulers:
                 num_scheduler_losses_total=counts.num_scheduler_losses_total,
                 num_resubmissions_total=counts.num_resubmissions_total,
                 num_unresumed_total=counts.num_unresumed_total,
+                instance_id=self.instance_id,
             )
         )
 

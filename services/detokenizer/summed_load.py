@@ -1,11 +1,11 @@
 """The snapshots of all schedulers as one, for frontends: sums that survive a lost scheduler.
 
 Counters only grow: what a scheduler counted stays in them when it is lost, and when it starts anew
-its counters are added to those of its earlier run. Replicas keep their numbers: those of a lost
-scheduler are shown as lost.
+its counters are added to those of its earlier run, replica by replica. Replicas keep their
+numbers: those of a lost scheduler are shown as lost.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Final
@@ -28,6 +28,9 @@ _NAMES: Final = tuple(
     if field.type is int and field.name not in _NOT_SUMMED
 )
 _COUNTERS: Final = tuple(name for name in _NAMES if name.endswith("_total"))
+_OF_REPLICAS: Final = tuple(
+    field.name for field in fields(ReplicaLoad) if field.name.endswith("_total")
+)
 _POSITIONS: Final = "num_accepted_tokens_per_position"
 
 
@@ -47,7 +50,9 @@ class SummedLoad:
         self._is_reached[number] = True
         is_other_run = before is not None and before.instance_id != load.instance_id
         if before is not None and is_other_run:
-            self._past[number] = _counted(self._past[number], before)
+            past = self._past[number]
+            replicas = _replicas_counted(past.replicas, before.replicas)
+            self._past[number] = replace(_counted(past, before), replicas=tuple(replicas))
         return is_other_run
 
     def lose(self, number: int) -> None:
@@ -89,8 +94,10 @@ class SummedLoad:
         return [load for load, flag in pairs if load is not None and flag is is_reached]
 
     def _replicas(self) -> Iterable[ReplicaLoad]:
-        for load, is_reached in zip(self._latest, self._is_reached, strict=True):
-            for replica in load.replicas if load is not None else ():
+        known = zip(self._latest, self._past, self._is_reached, strict=True)
+        for load, past, is_reached in known:
+            latest = load.replicas if load is not None else ()
+            for replica in _replicas_counted(past.replicas, latest):
                 if is_reached:
                     yield replica
                 else:
@@ -108,3 +115,12 @@ def _counted(a: LoadSnapshot, b: LoadSnapshot) -> LoadSnapshot:
         max_gc_pause_us=max(a.max_gc_pause_us, b.max_gc_pause_us),
         **sums,
     )
+
+
+def _replicas_counted(
+    past: Sequence[ReplicaLoad], latest: Sequence[ReplicaLoad]
+) -> Iterable[ReplicaLoad]:
+    """The latest state of replicas, with what earlier ones of their numbers counted."""
+    for before, now in zip_longest(past, latest, fillvalue=ReplicaLoad()):
+        sums = {name: getattr(before, name) + getattr(now, name) for name in _OF_REPLICAS}
+        yield replace(now, **sums)

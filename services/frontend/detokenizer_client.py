@@ -39,6 +39,7 @@ class DetokenizerClient:
         on_lost: Gets each request that was on a stream that broke; ends it, or sends it elsewhere.
         on_refused: The same for a request that the verdict refuses.
         on_failed: The same for one that ends badly.
+        on_load: Told every snapshot.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DetokenizerClient:
         on_lost: Callable[[Exchange, RequestError], None] = Exchange.fail,
         on_refused: Callable[[Exchange, RequestError], None] = Exchange.fail,
         on_failed: Callable[[Exchange, RequestError], None] = Exchange.fail,
+        on_load: Callable[[LoadSnapshot], None] = lambda _: None,
     ) -> None:
         """Start disconnected; `run` connects."""
         self._credit_bytes = credit_bytes
@@ -57,6 +59,7 @@ class DetokenizerClient:
         self._on_lost = on_lost
         self._on_refused = on_refused
         self._on_failed = on_failed
+        self._on_load = on_load
         self._link = ConnectLink(
             address, peer="detokenizer", open_call=lambda c: _stub(c).Connect(), owner=self
         )
@@ -229,6 +232,7 @@ class DetokenizerClient:
         if message.HasField("load"):
             self.load = wire.load_from_proto(message.load)
             self.load_at = time.monotonic()
+            self._on_load(self.load)
         if was_ready != self.is_ready:
             self._on_change()
 

@@ -12,9 +12,10 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Final, TypeAlias
 
+from services.frontend.counted_load import CountedLoad
 from services.frontend.detokenizer_client import DetokenizerClient
 from services.frontend.exchange import Exchange
 from services.frontend.resubmission import (
@@ -36,12 +37,6 @@ from shared.sampling import LoadSnapshot
 _ELSEWHERE: Final = frozenset({FailureReason.DRAINING, FailureReason.UPSTREAM_LOST})
 # Those that may be over in a moment, for a request that had been taken already.
 _PASSING: Final = _ELSEWHERE | {FailureReason.QUEUE_FULL}
-# What each detokenizer counts of its own, beside what its schedulers tell it.
-_OWN_COUNTERS: Final = (
-    "num_scheduler_losses_total",
-    "num_resubmissions_total",
-    "num_unresumed_total",
-)
 
 # Detokenizers end what is late themselves; the gateway does where they do not.
 LIMIT_GRACE_S: Final = 0.5
@@ -82,9 +77,11 @@ class Detokenizers:
                 on_lost=self._take_loss,
                 on_refused=self._take_refusal,
                 on_failed=self._take_failure,
+                on_load=partial(self._take_load, number),
             )
-            for address in addresses
+            for number, address in enumerate(addresses)
         )
+        self._counted = CountedLoad(len(self.clients), self._rank)
         # Gateways that start together must not send their first requests to the same one.
         self._turn = random.randrange(len(self.clients))
         self._jobs: dict[Exchange, _Job] = {}
@@ -115,12 +112,9 @@ class Detokenizers:
     def load(self) -> LoadSnapshot:
         """What is known of the schedulers, by the first detokenizer whose chain serves.
 
-        All that serve say the same within a tenth of a second, but began to add up at other times:
-        counters must not go up and down between them. What they count themselves is added up here.
+        All that serve say the same within a tenth of a second; counters are this gateway's.
         """
-        loads = [client.load for client in self.clients]
-        sums = {name: sum(getattr(load, name) for load in loads) for name in _OWN_COUNTERS}
-        return replace(self._first_load, **sums)
+        return self._counted.shown(self._first_load)
 
     @property
     def max_model_len(self) -> int:
@@ -133,6 +127,13 @@ class Detokenizers:
             if client.load.is_worker_ready:
                 return client.load
         return max(self.clients, key=lambda client: client.load_at).load
+
+    def _take_load(self, number: int, load: LoadSnapshot) -> None:
+        self._counted.take(number, load)
+
+    def _rank(self, number: int) -> int:
+        client = self.clients[number]
+        return client.is_connected + client.is_ready
 
     async def run(self) -> None:
         """Keep connected until cancelled."""

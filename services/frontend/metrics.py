@@ -6,6 +6,8 @@ Load gauges show the scheduler's latest snapshot, as relayed by the detokenizer.
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from prometheus_client import Gauge
+
 from shared.metrics import Metrics
 from shared.sampling import LoadSnapshot, SequenceStats
 
@@ -236,7 +238,7 @@ class GatewayMetrics:
         ).labels(model_name)
 
     def _add_load_gauges(self, load: Callable[[], LoadSnapshot]) -> None:
-        gauge = self._metrics.gauge
+        gauge, total = self._metrics.gauge, self._metrics.total
         gauge(
             "vllm:num_requests_running",
             "Sequences with a row in the worker.",
@@ -252,40 +254,51 @@ class GatewayMetrics:
             "Share of KV blocks in use, 0 to 1.",
             source=lambda: kv_usage(load()),
         )
-        # Counted by the scheduler and reset with it, as a counter of a process is.
-        gauge(
+        total(
             "vllm:num_preemptions_total",
             "Sequences that lost their blocks and were computed again.",
             source=lambda: load().num_preemptions_total,
         )
         for field, series, text, unit in _STEP_SERIES:
-            gauge(f"glm_mesh:{series}", text, source=_scaled(load, field, unit))
+            self._add_series(f"glm_mesh:{series}", text, source=_scaled(load, field, unit))
         for field, series, text in _CACHE_SERIES:
-            gauge(series, text, source=_scaled(load, field, 1.0))
-        gauge(
+            self._add_series(series, text, source=_scaled(load, field, 1.0))
+        total(
             "vllm:spec_decode_num_drafts_total",
             "Rows of steps in which drafts were verified.",
             source=lambda: load().num_drafts_total,
         )
-        gauge(
+        total(
             "vllm:spec_decode_num_draft_tokens_total",
             "Draft tokens that were verified.",
             source=lambda: load().num_drafted_tokens_total,
         )
-        gauge(
+        total(
             "vllm:spec_decode_num_accepted_tokens_total",
             "Draft tokens that were kept.",
             source=lambda: sum(load().num_accepted_tokens_per_position),
         )
         self._replicas = {
-            name: gauge(f"glm_mesh:replica_{series}", text, ("replica",))
+            name: self._add_series(f"glm_mesh:replica_{series}", text, ("replica",))
             for name, series, text in _REPLICA_SERIES
         }
-        self._accepted = gauge(
+        self._accepted = total(
             "vllm:spec_decode_num_accepted_tokens_per_pos_total",
             "Draft tokens that were kept, by their place among the drafts of a step.",
             ("position",),
         )
+
+    def _add_series(
+        self,
+        series: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        source: Callable[[], float] | None = None,
+    ) -> Gauge:
+        """A series of the snapshot; the name tells whether it only grows."""
+        metrics = self._metrics
+        add = metrics.total if series.endswith("_total") else metrics.gauge
+        return add(series, text, labels, source=source)
 
 
 def _scaled(load: Callable[[], LoadSnapshot], field: str, unit: float) -> Callable[[], float]:

@@ -96,3 +96,21 @@ def test_requests_are_taken_as_long_as_one_takes_them() -> None:
 def test_before_anything_is_known_nothing_is_ready() -> None:
     found = SummedLoad(2).sum()
     assert found == LoadSnapshot(num_schedulers=2)
+
+
+def test_replicas_count_on_over_the_runs_of_their_scheduler_and_keep_their_numbers() -> None:
+    def replicas(*steps: int) -> tuple[ReplicaLoad, ...]:
+        return tuple(ReplicaLoad(is_ready=True, num_steps_total=count) for count in steps)
+
+    def shown() -> list[tuple[bool, int]]:
+        return [(one.is_ready, one.num_steps_total) for one in summed.sum().replicas]
+
+    summed = SummedLoad(2)
+    summed.take(0, load(replicas=replicas(10, 20)))
+    summed.take(1, load(replicas=replicas(7)))
+    summed.take(0, load(instance_id="b", replicas=replicas(1)))
+    assert shown() == [(True, 11), (False, 20), (True, 7)]
+    summed.take(0, load(instance_id="b", replicas=replicas(2, 3)))
+    assert shown() == [(True, 12), (True, 23), (True, 7)]
+    summed.take(0, load(instance_id="c", replicas=replicas(4, 4)))
+    assert shown() == [(True, 16), (True, 27), (True, 7)]
