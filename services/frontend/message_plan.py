@@ -21,13 +21,13 @@ from services.frontend.not_served import (
     Table,
 )
 from services.frontend.render import NO_LIMIT
-from services.frontend.response_items import ChatMessages, renamed
+from services.frontend.response_items import ChatMessages, Wording, renamed
 from services.frontend.response_plan import response_format_of, unknown_in_flat_format
-from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.fields import RequestFields
 from services.frontend.schemas.messages import (
     ContextManagement,
     CountTokensRequest,
+    MessageChat,
     MessagesRequest,
 )
 from services.frontend.serving import Plan
@@ -39,15 +39,24 @@ from services.frontend.visit import Visit
 
 ID_PREFIX: Final = "msg_"
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-_NAMES: Final = {
-    "max_completion_tokens": "max_tokens",
-    "thinking_token_budget": "thinking.budget_tokens",
-    "reasoning_effort": "output_config.effort",
-    "response_format.json_schema": "output_config.format",
-    "response_format": "output_config.format",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-}
+_WORDING: Final = Wording(
+    fields={
+        "max_completion_tokens": "max_tokens",
+        "thinking_token_budget": "thinking.budget_tokens",
+        "reasoning_effort": "output_config.effort",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+        "tools": "tools",
+        "tool_choice": "tool_choice",
+    },
+    answer_id="tool_use_id",
+    phrases={
+        "a message with role 'tool'": "a 'tool_result' block",
+        "an assistant message with 'tool_calls'": "a turn with 'tool_use' blocks",
+        "the 'tool_calls' of the assistant message": "the 'tool_use' blocks of the turn",
+        "tool messages that answer each 'tool_call_id'": "a 'tool_result' for each 'tool_use_id'",
+    },
+)
 # What assistants' blocks hold when a client sends them back as they came.
 _BLOCK_EXTRAS: Final[Mapping[str, tuple[object, ...]]] = {
     "citations": ([],),
@@ -62,23 +71,23 @@ async def plan_message(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     _refuse_thread(body.value)
     check_block_types(body.value.get("messages"))
     request = parse(MessagesRequest, body.value)
-    unknown = _check(request, body)
+    unknown = _check(request)
     raw, chat, left_out = _chat_body(request, body.value)
     raw["max_completion_tokens"] = request.max_tokens
     try:
         plan = await plan_conversation(
             gateway,
-            parse(ChatRequest, raw),
+            parse(MessageChat, raw),
             Body(raw, body.num_bytes),
             visit,
             id_prefix=ID_PREFIX,
             adapt=lambda output: _adapted(output, request),
         )
     except ApiError as error:
-        raise renamed(error, chat.origins, _NAMES) from None
+        raise renamed(error, chat.origins, _WORDING) from None
     return dataclasses.replace(
         plan,
-        submission=renamed_constraint(plan.submission, _NAMES),
+        submission=renamed_constraint(plan.submission, _WORDING.fields),
         unknown_fields=unknown + left_out + plan.unknown_fields,
         framing=MessageFraming(),
     )
@@ -90,23 +99,23 @@ async def count_tokens(gateway: Gateway, body: Body) -> tuple[int, list[str]]:
     check_block_types(body.value.get("messages"))
     request = parse(CountTokensRequest, body.value)
     gateway.check_model(request.model)
-    unknown = _check(request, body)
+    unknown = _check(request)
     raw, chat, left_out = _chat_body(request, body.value)
     try:
-        parsed = parse(ChatRequest, raw)
+        parsed = parse(MessageChat, raw)
         tool_rules_of(parsed, has_parser=True)
         conversation, inside = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
     except ApiError as error:
-        raise renamed(error, chat.origins, _NAMES) from None
+        raise renamed(error, chat.origins, _WORDING) from None
     prompt = await gateway.renderer.render_chat(
         conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
     )
     return len(prompt.token_ids), unknown + left_out + inside
 
 
-def _check(request: MessagesRequest | CountTokensRequest, body: Body) -> list[str]:
+def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:
     """Refuse what only this protocol has; the paths of unknown fields."""
-    unknown = sort_extra(request, {**MESSAGES_NOT_SERVED, "cache_control": _cache_hints(body)})
+    unknown = sort_extra(request, MESSAGES_NOT_SERVED)
     unknown += unknown_in_parts(request, except_for=_SORTED)
     format_ = request.output_config.format if request.output_config else None
     unknown += unknown_in_flat_format(format_, "output_config.format")
@@ -255,9 +264,3 @@ def _adapted(output: OutputPlan, request: MessagesRequest) -> OutputPlan:
         object_kind=ObjectKind.MESSAGE,
         stop=tuple(request.stop_sequences or ()) + tuple(request.stop or ()),
     )
-
-
-def _cache_hints(body: Body) -> tuple[object, ...]:
-    """Prefixes are cached without being asked: any hint about it asks for nothing."""
-    hint = body.value.get("cache_control")
-    return (hint,) if isinstance(hint, dict) else ()

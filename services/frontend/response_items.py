@@ -109,29 +109,52 @@ def _add(chat: ChatMessages, item: Mapping[str, Any], where: str) -> None:
         chat.add({"role": item["role"], "content": _text(item["content"])}, where)
 
 
-def renamed(error: ApiError, origins: Sequence[str], names: Mapping[str, str]) -> ApiError:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    """What a protocol calls that which a chat calls otherwise.
+
+    Attributes:
+        fields: Fields of the chat to those of the request; longest first where one begins another.
+        answer_id: What a `tool_call_id` is called.
+        phrases: In what is said of messages.
+    """
+
+    fields: Mapping[str, str]
+    answer_id: str
+    phrases: Mapping[str, str]
+
+
+def renamed(error: ApiError, origins: Sequence[str], wording: Wording) -> ApiError:
     """An error of the chat made from a request, in the words of that request.
 
     Args:
         error: Names a field of the chat.
         origins: Path behind each message.
-        names: Other fields, chat to request; longest first where one begins another.
+        wording: Of the request's protocol.
     """
     old = error.param or ""
-    new = old
+    new, message = old, error.message
     if old.startswith("messages["):
         number, _, rest = old.removeprefix("messages[").partition("]")
-        # Behind the item only the name of its content is the same in both.
-        new = origins[int(number)] + (rest if rest.startswith(".content") else "")
+        new = _joined(origins[int(number)], rest, wording.answer_id)
+        for phrase, own in wording.phrases.items():
+            message = message.replace(phrase, own)
     else:
-        for name, own in names.items():
+        for name, own in wording.fields.items():
             if old.startswith(name):
                 new = own + old.removeprefix(name).replace(".function.", ".")
                 break
-    if new == old:
+    message = message.replace(f"'{old}'", f"'{new}'")
+    if (new, message) == (old, error.message):
         return error
-    message = error.message.replace(f"'{old}'", f"'{new}'")
     return ApiError(error.status, message, param=new, code=error.code, headers=error.headers)
+
+
+def _joined(origin: str, rest: str, answer_id: str) -> str:
+    """The path of a part of a message: its content and the call it answers are in both."""
+    if rest.startswith(".content"):
+        return origin.removesuffix(".content") + rest
+    return f"{origin}.{answer_id}" if rest == ".tool_call_id" else origin
 
 
 def _goes_on(turn: Mapping[str, Any], item: Mapping[str, Any]) -> bool:

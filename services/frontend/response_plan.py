@@ -23,6 +23,7 @@ from services.frontend.planning import unix_now
 from services.frontend.render import NO_LIMIT
 from services.frontend.response_items import (
     ChatMessages,
+    Wording,
     check_item_types,
     items_of,
     messages_of,
@@ -50,18 +51,27 @@ _FROM_SERVERS: Final = frozenset(
 # Parts that `_check` looks into.
 _SORTED: Final = ("input", "reasoning", "stream_options", "text", "tools")
 # Fields of the chat made from a request, and what they are called in it.
-_NAMES: Final = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    "logprobs": "include",
-    "tools": "tools",
-    "tool_choice.allowed_tools": "tool_choice",
-    "tool_choice": "tool_choice",
-}
+_WORDING: Final = Wording(
+    fields={
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+        "logprobs": "include",
+        "tools": "tools",
+        "tool_choice.allowed_tools": "tool_choice",
+        "tool_choice": "tool_choice",
+    },
+    answer_id="call_id",
+    phrases={
+        "a message with role 'tool'": "a 'function_call_output'",
+        "an assistant message with 'tool_calls'": "'function_call' items",
+        "the 'tool_calls' of the assistant message": "the 'function_call' items",
+        "tool messages that answer each 'tool_call_id'": "an output for each 'call_id'",
+    },
+)
 # The same in both.
 _AS_THEY_ARE: Final = (
     *(name for name in RequestFields.model_fields if name != "stop"),
@@ -84,7 +94,7 @@ async def plan_response(gateway: Gateway, body: Body, visit: Visit) -> Plan:
     answer = _KeptResponse(gateway, visit, items, _echo(gateway, request, body.value), request)
     return dataclasses.replace(
         plan,
-        submission=renamed_constraint(plan.submission, _NAMES),
+        submission=renamed_constraint(plan.submission, _WORDING.fields),
         unknown_fields=unknown + plan.unknown_fields,
         framing=ResponseFraming(),
         kept=answer if request.store is not False else None,
@@ -108,7 +118,7 @@ async def count_input(gateway: Gateway, body: Body, visit: Visit) -> tuple[int, 
         tool_rules_of(parsed, has_parser=True)
         conversation, inside = conversation_of(gateway, parsed, Body(raw, num_bytes))
     except ApiError as error:
-        raise renamed(error, chat.origins, _NAMES) from None
+        raise renamed(error, chat.origins, _WORDING) from None
     prompt = await gateway.renderer.render_chat(conversation, num_bytes=num_bytes, limit=NO_LIMIT)
     return len(prompt.token_ids), unknown + inside
 
@@ -238,7 +248,7 @@ async def _plan_chat(
             adapt=lambda output: _adapted(output, gateway, request, body.value),
         )
     except ApiError as error:
-        raise renamed(error, chat.origins, _NAMES) from None
+        raise renamed(error, chat.origins, _WORDING) from None
 
 
 def _chat_body(

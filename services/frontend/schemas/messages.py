@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from services.frontend.schemas.chat import MAX_MESSAGES
+from services.frontend.schemas.chat import MAX_MESSAGES, ChatRequest, FunctionSpec, Tool
 from services.frontend.schemas.fields import (
     JsonObject,
     Label,
@@ -23,6 +23,10 @@ StopSequences = Annotated[
     Field(max_length=MAX_STOP_SEQUENCES),
     BeforeValidator(lambda value: check_stops(value, MAX_STOP_SEQUENCES)),
 ]
+
+
+# Twice as long as in OpenAI's API.
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class CacheControl(StrictModel):
@@ -117,7 +121,7 @@ class ClientTool(StrictModel):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = Field(None, description="Tools that a server runs: refused.")
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: ToolName
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
@@ -174,6 +178,7 @@ class CountTokensRequest(StrictModel):
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    cache_control: CacheControl | None = None
     chat_template_kwargs: JsonObject | None = None
 
 
@@ -193,4 +198,23 @@ class MessagesRequest(RequestFields):
     thinking: ThinkingSpec | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    cache_control: CacheControl | None = None
     chat_template_kwargs: JsonObject | None = None
+
+
+class NamedFunction(FunctionSpec):
+    """A tool of the client as chats know it, with a name of this API."""
+
+    name: ToolName
+
+
+class NamedTool(Tool):
+    """One such tool."""
+
+    function: NamedFunction
+
+
+class MessageChat(ChatRequest):
+    """The chat that is made from a conversation."""
+
+    tools: list[NamedTool] | None = Field(None, max_length=MAX_TOOLS)  # type: ignore[assignment]

@@ -48,6 +48,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"effort": "odd"}}, "'output_config.effort'"),
     ({"mcp_servers": [{"url": "x"}]}, "'mcp_servers'"),
     ({"system": 5}, "'system'"),
+    ({"cache_control": {"type": "zz"}}, "'cache_control.type'"),
+    ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "'cache_control.ttl'"),
+    ({"cache_control": {}}, "'cache_control.type'"),
+    ({"tools": [{**TOOL, "name": "n" * 129}]}, "'tools[0].name'"),
+    ({"tools": [{**TOOL, "name": "a b"}]}, "'tools[0].name'"),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
         "'context_management.edits[0].type'",
@@ -70,6 +75,8 @@ TAKEN: list[dict[str, Any]] = [
     {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
     {"tools": [], "metadata": {"user_id": None}, "service_tier": "auto", "top_k": 5},
     {"context_management": {"edits": []}},
+    {"tools": [{**TOOL, "name": "n" * 128}]},
+    {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
     {"stop_sequences": ["x"] * 16, "cache_control": {"type": "ephemeral"}},
 ]
 
@@ -177,3 +184,49 @@ async def test_all_earlier_thinking_is_seen_again_when_that_is_asked_for(
         for s in mesh.fake.submits
     ]
     assert ["deep thought" in text for text in texts] == [False, True]
+
+
+LATE = {**RESULT, "tool_use_id": "t9"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": [USER, ASKING]}, "with 'tool_use' blocks"),
+        ({"messages": [USER, ASKING, USER]}, "a 'tool_result' for each 'tool_use_id'"),
+        ({"messages": [{"role": "user", "content": [RESULT]}]}, "a 'tool_result' block must"),
+        (
+            {"messages": [USER, ASKING, {"role": "user", "content": [LATE]}]},
+            "'messages[2].content[0].tool_use_id': 't9' is not among the 'tool_use' blocks",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "'output_config.format.schema'",
+        ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": 5}}},
+            "'output_config.format.schema'",
+        ),
+    ],
+)
+async def test_errors_speak_the_language_of_the_protocol(
+    lone: httpx.AsyncClient, fields: dict[str, Any], told: str
+) -> None:
+    response = await lone.post("/v1/messages", json=good(**fields))
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400
+    assert told in message
+    words = ("tool_call", "tool message", "role 'tool'", "json_schema.")
+    assert not [word for word in words if word in message], message
+
+
+async def test_a_long_name_of_a_tool_goes_all_the_way(mesh: Mesh) -> None:
+    name = "n" * 128
+    body = good(tools=[{**TOOL, "name": name}], tool_choice={"type": "tool", "name": name})
+    response = await mesh.http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    submit = mesh.fake.submits[0].submit
+    assert submit.output.tool_choice_name == name
+    counted = {k: v for k, v in body.items() if k != "max_tokens"}
+    response = await mesh.http.post("/v1/messages/count_tokens", json=counted)
+    assert response.status_code == 200, response.text

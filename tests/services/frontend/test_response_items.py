@@ -8,6 +8,7 @@ import pytest
 from services.frontend.conversation import check_messages
 from services.frontend.errors import ApiError, invalid
 from services.frontend.response_items import (
+    Wording,
     check_item_types,
     items_of,
     messages_of,
@@ -132,6 +133,7 @@ def test_kinds_of_items_that_are_not_served_are_named(kind: object, code: str) -
     [
         ("messages[1].role", "input[4]"),
         ("messages[1].content", "input[4].content"),
+        ("messages[1].tool_call_id", "input[4].call_id"),
         ("messages", "input"),
         ("tools[0].function.name", "tools[0].name"),
         ("max_completion_tokens", "max_output_tokens"),
@@ -140,7 +142,22 @@ def test_kinds_of_items_that_are_not_served_are_named(kind: object, code: str) -
     ],
 )
 def test_errors_name_the_field_of_the_request(param: str | None, renamed_to: str | None) -> None:
-    names = {"messages": "input", "max_completion_tokens": "max_output_tokens", "tools": "tools"}
-    error = renamed(invalid(f"Invalid '{param}': no.", param), ["input[0]", "input[4]"], names)
+    fields = {"messages": "input", "max_completion_tokens": "max_output_tokens", "tools": "tools"}
+    wording = Wording(fields=fields, answer_id="call_id", phrases={})
+    error = renamed(invalid(f"Invalid '{param}': no.", param), ["input[0]", "input[4]"], wording)
     assert error.param == renamed_to
     assert error.message == f"Invalid '{renamed_to}': no."
+
+
+def test_what_is_said_of_messages_is_said_in_words_of_the_request() -> None:
+    wording = Wording(fields={}, answer_id="tool_use_id", phrases={"'tool_calls'": "blocks"})
+    error = invalid("Invalid 'messages[0].role': no 'tool_calls'.", "messages[0].role")
+    found = renamed(error, ["messages[2].content[1]"], wording)
+    assert found.message == "Invalid 'messages[2].content[1]': no blocks."
+    assert found.param == "messages[2].content[1]"
+
+
+def test_a_content_is_named_once() -> None:
+    wording = Wording(fields={}, answer_id="", phrases={})
+    error = invalid("Invalid 'messages[0].content'.", "messages[0].content")
+    assert renamed(error, ["messages[2].content"], wording).param == "messages[2].content"

@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": [{"type": "function_call"}]}, "input[0].call_id", "missing_required_parameter"),
     ({"input": [USER, OUTPUT]}, "input[1]", "invalid_value"),
     ({"input": [USER, CALL]}, "input[1]", "invalid_value"),
-    ({"input": [USER, CALL, {**OUTPUT, "call_id": "c2"}]}, "input[2]", "invalid_value"),
+    ({"input": [USER, CALL, {**OUTPUT, "call_id": "c2"}]}, "input[2].call_id", "invalid_value"),
     ({"input": "word " * 9000}, "input", "context_length_exceeded"),
     ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
     ({"max_output_tokens": 8192}, "input", "context_length_exceeded"),
@@ -246,3 +246,29 @@ async def test_a_tool_choice_that_is_wrong_is_named_as_it_was_written(
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, param, code)
     assert f"'{param}'" in error["message"]
+
+
+CHAT_WORDS = ("tool_call", "tool message", "'tool'", "messages[", "json_schema", "allowed_tools'")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [USER, CALL]}, "input[1]"),
+        ({"input": [USER, CALL, USER, OUTPUT]}, "input[2]"),
+        ({"input": [USER, OUTPUT]}, "input[1]"),
+        ({"input": [USER, CALL, {**OUTPUT, "call_id": "c9"}]}, "input[2].call_id"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": 5}}},
+            "text.format.schema",
+        ),
+    ],
+)
+async def test_errors_speak_the_language_of_the_protocol(
+    lone: httpx.AsyncClient, fields: dict, param: str
+) -> None:
+    response = await lone.post("/v1/responses", json={"input": "Hi", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert not [word for word in CHAT_WORDS if word in error["message"]], error["message"]
