@@ -1,5 +1,7 @@
 """Two HTTP processes on one port: connections are spread, numbers and kept responses are shared."""
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,8 @@ from tests.e2e.conftest import running
 from tests.e2e.mesh import Mesh, replay
 
 NUM_REQUESTS = 24
+# Takes longer than what is asked of it here.
+LONG = "</think>" + "word " * 7000
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +51,46 @@ def test_another_mesh_does_not_slip_onto_the_port(doubled: Mesh) -> None:
     port = doubled.url.rsplit(":", 1)[1]
     with pytest.raises(AssertionError, match="choose another with --port"):
         Mesh("--worker", "replay", "--api-server-count", "2", "--port", port)
+
+
+def respond(mesh: Mesh) -> str:
+    """Id of a background response, made over a connection of its own."""
+    body = {"input": "Hi", "background": True, **replay(LONG)}
+    response = httpx.post(f"{mesh.url}/v1/responses", json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    return str(response.json()["id"])
+
+
+def status_of(mesh: Mesh, response_id: str) -> str:
+    path = f"{mesh.url}/v1/responses/{response_id}"
+    return str(httpx.get(path, timeout=30).json()["status"])
+
+
+def test_background_responses_end_whichever_process_is_asked_or_lost(doubled: Mesh) -> None:
+    cancelled = [respond(doubled) for _ in range(4)]
+    for name in cancelled:
+        path = f"{doubled.url}/v1/responses/{name}/cancel"
+        assert httpx.post(path, timeout=30).json()["status"] == "cancelled"
+    ids = [respond(doubled) for _ in range(12)]
+    os.kill(doubled.pid("frontend-1"), signal.SIGKILL)
+    doubled.until(
+        lambda: {status_of(doubled, name) for name in ids} >= {"failed"},
+        10,
+        "what the lost process worked on has failed",
+    )
+    # That one process had all twelve has odds of 2 in 2 ** 12.
+    left = [name for name in ids if status_of(doubled, name) != "failed"]
+    assert 0 < len(left) < 12
+    for name in left:
+        assert httpx.delete(f"{doubled.url}/v1/responses/{name}", timeout=30).json()["deleted"]
+    assert {status_of(doubled, name) for name in cancelled} == {"cancelled"}
+    doubled.until_idle()
+
+
+def test_a_process_that_is_told_to_stop_refuses_nobody(doubled: Mesh) -> None:
+    doubled.until(
+        lambda: len(doubled.log("frontend-1").split("listening on")) > 2, 30, "it is back"
+    )
+    os.kill(doubled.pid("frontend-1"), signal.SIGTERM)
+    for _ in range(NUM_REQUESTS):
+        assert ask(doubled).status_code == 200
