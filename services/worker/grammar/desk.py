@@ -2,7 +2,7 @@
 
 Runs on the event loop; checks happen in child processes, compiling in a thread that leaves the
 interpreter to others. So nothing that a client sends holds up a step. Nor other constraints: each
-has a short time first, and one that takes longer goes on in a second queue, behind its like.
+has a short time first, and one that takes longer begins again in a second queue.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ import msgspec
 
 from services.worker.grammar.checker import CheckLimits, GrammarChecker, OverTimeError
 from services.worker.grammar.compiler import GrammarCompiler
+from services.worker.grammar.turns import Turns
 from shared import tracing
 from shared.constraint import Constraint
 from shared.errors import CheckpointError, FailureReason, RequestError
@@ -48,8 +48,8 @@ class GrammarDesk:
     ) -> None:
         """`short` bounds a check to little time, `full` to all that it may take."""
         self.compiler = compiler
-        self._short = _Queue(short, max_waiting)
-        self._full = _Queue(full, max_heavy)
+        self._short, self._short_turns = short, Turns(max_waiting)
+        self._full, self._full_turns = full, Turns(max_heavy)
         self._warming: asyncio.Task[None] | None = None
         # By digest: why a constraint was refused, None if it was not.
         self._verdicts: OrderedDict[bytes, RequestError | None] = OrderedDict()
@@ -75,7 +75,7 @@ class GrammarDesk:
         except CheckpointError as error:
             _log.warning("constraints will be refused: %s", error)
             return
-        self._short.checker.warm()
+        self._short.warm()
 
     async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
         """Make it ready; microseconds that it took, 0 if it was.
@@ -105,7 +105,7 @@ class GrammarDesk:
         """End the children."""
         if self._warming is not None:
             await asyncio.wait({self._warming})
-        await asyncio.gather(self._short.checker.close(), self._full.checker.close())
+        await asyncio.gather(self._short.close(), self._full.close())
 
     def _compile(self, constraint: Constraint) -> None:
         # Nothing is returned: a future that is waited for would hold the grammar.
@@ -116,15 +116,15 @@ class GrammarDesk:
         digest = hashlib.sha256(msgspec.json.encode(constraint)).digest()
         if self._has_verdict(digest):
             return
-        async with self._short.turn():
+        async with self._short_turns.turn(constraint.num_bytes):
             if self._has_verdict(digest):
                 return
             with contextlib.suppress(OverTimeError):
-                await self._check_now(self._short.checker, constraint, digest)
+                await self._check_now(self._short, constraint, digest)
                 return
-        async with self._full.turn():
+        async with self._full_turns.turn(constraint.num_bytes):
             if not self._has_verdict(digest):
-                await self._check_now(self._full.checker, constraint, digest)
+                await self._check_now(self._full, constraint, digest)
 
     def _has_verdict(self, digest: bytes) -> bool:
         """Whether it was found good; one that was not is refused again."""
@@ -143,7 +143,7 @@ class GrammarDesk:
         try:
             await checker.check(constraint)
         except RequestError as error:
-            is_last = checker is self._full.checker or not isinstance(error, OverTimeError)
+            is_last = checker is self._full or not isinstance(error, OverTimeError)
             if error.reason is FailureReason.INVALID_ARGUMENT and is_last:
                 self._remember(digest, error)
             raise
@@ -153,34 +153,3 @@ class GrammarDesk:
         self._verdicts[digest] = verdict
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-
-
-class _Queue:
-    """Those that wait for one checker, in the order in which they came, and in bounded number."""
-
-    def __init__(self, checker: GrammarChecker, max_waiting: int) -> None:
-        self.checker = checker
-        self._max_waiting = max_waiting
-        self._lock = asyncio.Lock()
-        self._num_waiting = 0
-
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """The turn of one of them.
-
-        Raises:
-            RequestError: Too many wait already.
-        """
-        if self._num_waiting >= self._max_waiting:
-            raise RequestError(
-                FailureReason.QUEUE_FULL,
-                f"{self._num_waiting} constraints wait to be checked",
-                field="constraint",
-                retry_after_ms=1000,
-            )
-        self._num_waiting += 1
-        try:
-            async with self._lock:
-                yield
-        finally:
-            self._num_waiting -= 1
