@@ -173,9 +173,10 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One line of the head."""
+        """One line of the head; those behind a body are counted and left out."""
         self._count_field(len(name) + len(value) + 4)
-        super().on_header(name, value)
+        if self._head_timer is not None:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The rest is the application's to bound; it gets a straight way to the connection."""

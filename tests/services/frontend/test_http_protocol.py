@@ -175,6 +175,26 @@ async def test_a_head_over_the_bound_is_refused_however_it_arrives(
     await server.stop()
 
 
+async def test_fields_behind_a_body_are_no_fields_of_the_request() -> None:
+    """RFC 9110 (6.5.1) lets nobody take them for such: a proxy has not looked at them."""
+    seen: list[list[bytes]] = []
+
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        seen.append([name for name, _ in scope["headers"]])
+        await hello(scope, receive, send)
+
+    server = HttpServer(look, bind("127.0.0.1", 0))
+    await server.start()
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    trailer = b"0\r\nauthorization: Bearer k\r\nx-request-id: a\r\n\r\n"
+    last = b"GET / HTTP/1.1\r\nhost: x\r\nx-mark: 1\r\nconnection: close\r\n\r\n"
+    assert (await exchange_bytes(server.port, chunked + trailer + last)).count(b"hello") == 2
+    assert seen == [[b"host", b"transfer-encoding"], [b"host", b"x-mark", b"connection"]]
+    await server.stop()
+
+
 async def refuse_early(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers without reading the body, and ends the connection."""
     await send(
