@@ -57,6 +57,8 @@ class GrammarChecker:
         self._child: Process | None = None
         self._starting: asyncio.Task[Process] | None = None
         self._is_closed = False
+        # A check that nobody waits for any more: its answer comes before that of the next one.
+        self._left: asyncio.Task[Verdict] | None = None
 
     def warm(self) -> None:
         """Have a child started, if there is none; what goes wrong the next check tells."""
@@ -71,10 +73,16 @@ class GrammarChecker:
         Raises:
             RequestError: It cannot, and why; or there is no child to ask.
         """
-        ask = msgspec.json.encode(constraint)
+        await self._settle()
         child = await self._alive()
+        ask = _ask(child, msgspec.json.encode(constraint), self._limits.wall_s)
+        asked = asyncio.get_running_loop().create_task(ask)
+        asked.add_done_callback(_hear)
         try:
-            verdict = await _ask(child, ask, self._limits.wall_s)
+            verdict = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            self._left = asked
+            raise
         except TimeoutError:
             await self._replace()
             # Not its fault: its own time is bounded, and was not over.
@@ -84,9 +92,6 @@ class GrammarChecker:
             await self._replace()
             _log.warning("the process that checks constraints ended", extra={"code": code})
             raise _not_now() from None
-        except BaseException:
-            await self._replace()  # whoever asked went away: its answer would meet the next one
-            raise
         if verdict.message:
             raise RequestError(FailureReason.INVALID_ARGUMENT, verdict.message, field=verdict.field)
         if verdict.exit_code:
@@ -96,6 +101,17 @@ class GrammarChecker:
         """Kill the child, if there is one; there will be no other."""
         self._is_closed = True
         await self._kill()
+        if self._left is not None:
+            await asyncio.wait({self._left})
+
+    async def _settle(self) -> None:
+        """Let the check that nobody waits for come to its end; a child that broke it goes."""
+        if self._left is None:
+            return
+        await asyncio.wait({self._left})
+        left, self._left = self._left, None
+        if left.cancelled() or left.exception() is not None:
+            await self._replace()
 
     async def _replace(self) -> None:
         """Kill the child and start another one, which nobody waits for."""
@@ -178,6 +194,12 @@ def _not_now() -> RequestError:
         field="constraint",
         retry_after_ms=1000,
     )
+
+
+def _hear(asked: "asyncio.Task[Verdict]") -> None:
+    """Take note of an error, should nobody else be there to."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _ending(code: int) -> str:

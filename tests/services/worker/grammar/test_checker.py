@@ -152,6 +152,55 @@ async def test_a_check_that_gets_on_slowly_is_not_given_up() -> None:
         await checker.close()
 
 
+async def test_whoever_gives_up_a_check_leaves_the_child_and_no_answer_to_the_next_one(
+    checker: GrammarChecker,
+) -> None:
+    await checker.check(GOOD)
+    first = checker._child
+    for _ in range(3):
+        asked = asyncio.ensure_future(checker.check(regex("(")))
+        await asyncio.sleep(0.001)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await checker.check(GOOD)
+    with pytest.raises(RequestError, match="unclosed"):
+        await checker.check(regex("("))
+    assert checker._child is first
+
+
+async def test_a_child_that_hung_in_a_check_that_was_given_up_is_replaced_before_the_next_one() -> (
+    None
+):
+    checker = GrammarChecker(NANO, CheckLimits(wall_s=0.5))
+    try:
+        await checker.check(GOOD)
+        first = checker._child
+        assert first is not None
+        os.kill(first.pid, signal.SIGSTOP)
+        asked = asyncio.ensure_future(checker.check(GOOD))
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        checker._limits = CheckLimits()
+        await checker.check(GOOD)
+        assert checker._child is not first
+    finally:
+        await checker.close()
+
+
+async def test_a_checker_closes_while_a_check_that_was_given_up_runs(
+    checker: GrammarChecker,
+) -> None:
+    await checker.check(GOOD)
+    asked = asyncio.ensure_future(checker.check(_slow(12_000)))
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    await checker.close()
+    assert checker._left is not None
+    assert checker._left.done()
+
+
 async def test_whoever_gives_up_waiting_for_a_child_does_not_end_it(
     checker: GrammarChecker,
 ) -> None:
