@@ -25,8 +25,11 @@ LOOK_S: Final = 0.4
 class KeptAnswer(Protocol):
     """Where the object of a request is kept."""
 
-    async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
-        """Keep the object in place of its earlier state; `is_open` while it is worked on."""
+    async def keep(self, object_json: bytes, *, is_open: bool = False) -> bool:
+        """Keep the object in place of its earlier state; `is_open` while it is worked on.
+
+        False where that cannot be, or the object has ended or was deleted.
+        """
 
     def unfinished(self, status: str, error: ApiError | None = None) -> bytes:
         """The object without an output."""
@@ -69,12 +72,16 @@ class BackgroundWork:
             answer.fail(RequestError(FailureReason.CANCELLED, "the response was cancelled"))
 
     async def go_on(self, answer: Answer, kept: KeptAnswer, visit: Visit) -> bytes:
-        """Keep the object as it is now, and as `answer` will give it; returns the former."""
+        """Keep the object as it is now, and as `answer` will give it; returns the former.
+
+        A 503 if it cannot be kept: nobody could ever ask for it.
+        """
         pending = kept.unfinished("in_progress")
         # From here on a client that hangs up ends nothing.
         with contextlib.ExitStack() as taken:
             taken.push(visit.detach())
-            await kept.keep(pending, is_open=True)
+            if not await kept.keep(pending, is_open=True):
+                raise ApiError(503, "the response cannot be kept", code="service_unavailable")
             self._answers[visit.response_id] = answer
             taken.callback(self._answers.pop, visit.response_id)
             task = asyncio.create_task(self._finish(answer, kept, visit))
@@ -92,7 +99,11 @@ class BackgroundWork:
 
     async def _finish(self, answer: Answer, kept: KeptAnswer, visit: Visit) -> None:
         try:
-            await kept.keep(await answer.wait())
+            if not await kept.keep(await answer.wait()):
+                # It must not stay as if it were worked on. What has ended already stays as it is.
+                text = "the finished response is too large to be kept, or the store takes no more"
+                fault = ApiError(500, text)
+                await kept.keep(kept.unfinished("failed", fault))
         except RequestError as error:
             is_cancelled = error.reason is FailureReason.CANCELLED
             shown = None if is_cancelled else from_request_error(error)

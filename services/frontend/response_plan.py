@@ -387,14 +387,15 @@ class _KeptResponse:
     echo: Mapping[str, Any]
     request: ResponsesRequest
 
-    async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
-        """Put the object, in whatever state, into the store."""
+    async def keep(self, object_json: bytes, *, is_open: bool = False) -> bool:
+        """Put the object, in whatever state, into the store; whether it took it."""
         stored = StoredResponse(
             object_json=object_json,
             input_json=msgspec.json.encode(list(self.items)),
             is_open=is_open,
         )
-        await self.gateway.responses.put(self.visit.response_id, self.visit.tenant_id, stored)
+        responses, visit = self.gateway.responses, self.visit
+        return await responses.put(visit.response_id, visit.tenant_id, stored)
 
     def unfinished(self, status: str, error: ApiError | None = None) -> bytes:
         """The object without an output."""

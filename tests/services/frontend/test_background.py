@@ -16,13 +16,17 @@ from shared.errors import FailureReason, RequestError
 class Kept:
     """Remembers the states of one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes: int = 100) -> None:
+        self.takes = takes
         self.states: list[bytes] = []
         self.were_open: list[bool] = []
 
-    async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
+    async def keep(self, object_json: bytes, *, is_open: bool = False) -> bool:
+        if len(object_json) > self.takes:
+            return False
         self.states.append(object_json)
         self.were_open.append(is_open)
+        return True
 
     def unfinished(self, status: str, error: ApiError | None = None) -> bytes:
         return status.encode() + (b" " + error.message.encode() if error else b"")
@@ -106,7 +110,7 @@ async def test_what_still_runs_is_given_up_at_the_end() -> None:
 
 async def test_a_store_that_fails_gives_everything_back() -> None:
     class Broken(Kept):
-        async def keep(self, object_json: bytes, *, is_open: bool = False) -> None:
+        async def keep(self, object_json: bytes, *, is_open: bool = False) -> bool:
             raise OSError("disk full")
 
     made, undone = visit(), list[str]()
@@ -136,3 +140,18 @@ async def test_what_was_ended_in_the_store_is_given_up(monkeypatch: pytest.Monke
         await asyncio.sleep(0.001)
     assert store.asked == [[]], "what has ended is not asked about"
     watching.cancel()
+
+
+async def test_an_answer_too_large_to_be_kept_has_failed() -> None:
+    kept, _ = await finish(b"x" * 101)
+    assert kept.states[0] == b"in_progress"
+    assert kept.states[1][:39] == b"failed the finished response is too lar"
+    assert kept.were_open == [True, False]
+
+
+async def test_what_cannot_be_kept_is_not_worked_on() -> None:
+    made, undone = visit(), list[str]()
+    made.cleanup.callback(undone.append, "place")
+    with pytest.raises(ApiError, match="cannot be kept") as caught:
+        await BackgroundWork().go_on(Waiting().answer, Kept(takes=0), made)
+    assert (caught.value.status, undone) == (503, ["place"])

@@ -161,6 +161,35 @@ async def test_a_response_is_cancelled_while_the_mesh_is_away(mesh: Mesh) -> Non
     await mesh.fake.start()
 
 
+class TestSmallStore:
+    """A store that takes what is not there yet, and no finished response."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"max_stored_response_bytes": 1024}
+
+    async def test_a_background_response_that_is_too_large_in_the_end_has_failed(
+        self, mesh: Mesh
+    ) -> None:
+        mesh.fake.behaviour = Behaviour(pause_s=0.05)
+        made = await mesh.openai.responses.create(
+            model=NAME, input="Hi", instructions="x" * 190, background=True
+        )
+        await wait_until_idle(mesh)
+        found = await mesh.openai.responses.retrieve(made.id)
+        assert found.status == "failed"
+        assert found.error is not None
+        assert "too large" in found.error.message
+
+    async def test_one_that_is_too_large_from_the_start_is_refused(self, mesh: Mesh) -> None:
+        with pytest.raises(openai.InternalServerError, match="cannot be kept") as caught:
+            await mesh.openai.responses.create(
+                model=NAME, input="Hi", instructions="x" * 1024, background=True
+            )
+        assert caught.value.status_code == 503
+        await wait_until_idle(mesh)
+
+
 class TestSeveralProcesses:
     """A store that another process of the gateway has open as well."""
 
