@@ -113,6 +113,7 @@ class CountedLoad:
         known = 0 if is_other_run else teller.num_known
         teller.num_known = max(known, load.num_reached_schedulers)
         if is_leap and self._first != (number, load.instance_id):
+            teller.ahead = {}
             return {}
         return _growth(teller.shared, shared)
 

@@ -69,6 +69,16 @@ def test_another_one_goes_on_where_the_source_was_lost() -> None:
     assert pool.steps == 114, "the source stays as long as it is as good"
 
 
+def test_one_that_begins_has_nothing_to_make_up() -> None:
+    """What the source said before is no work that the other one has yet to tell of."""
+    pool = Pool()
+    pool.take(0, told("a", 100))
+    pool.take(1, told("b", 30))
+    pool.ranks[0] = 0
+    pool.take(1, told("b", 39))
+    assert pool.steps == 109
+
+
 def test_one_that_starts_anew_counts_only_what_happens_from_then_on() -> None:
     """It learns of schedulers one by one, and of what they counted in their lives."""
     pool = Pool(1)
