@@ -22,6 +22,7 @@ import numpy as np
 import uvloop
 
 from protos.glm.v1 import (
+    detokenizer_pb2,
     detokenizer_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
@@ -257,7 +258,7 @@ class FrameServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
 
     async def Connect(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:
         """One frontend."""
-        await context.send_initial_metadata(())
+        await context.write(detokenizer_pb2.DetokenizerServiceConnectResponse())
         stream_ids: list[int] = []
         while len(stream_ids) < self._work.num_running:
             stream_ids += [submit.stream_id for submit in (await context.read()).submits]

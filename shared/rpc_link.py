@@ -3,12 +3,15 @@
 Whatever is ready goes out in one message; a message that comes in is handed out without a pause.
 When the stream breaks its owner is told once, nothing of it is sent on the next one, and the link
 connects again by itself. Every stream has its own channel: a peer that comes back is reached at
-once, not after a back-off that grew while it was away.
+once, not after a back-off that grew while it was away. A stream is up once the peer has said
+something, which both contracts bid it do at once: what only takes connections is no such peer, and
+one that is up for moments only is tried less and less often.
 """
 
 import asyncio
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -22,6 +25,10 @@ from shared.rpc import open_channel
 
 RECONNECT_MIN_S: Final = 0.1
 RECONNECT_MAX_S: Final = 2.0
+# A peer of the contract says something at once; a busy one may take a while.
+FIRST_MESSAGE_S: Final = 5.0
+# The same trouble is told again after so long.
+SAME_TROUBLE_S: Final = 60.0
 RETRY_AFTER_MS: Final = 1000
 _ID_LIMIT: Final = 1 << 32
 
@@ -81,6 +88,7 @@ class ConnectLink:
         # Of the stream that is up, for unary calls beside it.
         self.channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall | None = None
+        self._trouble, self._told_at = "", 0.0
 
     @property
     def is_connected(self) -> bool:
@@ -124,28 +132,24 @@ class ConnectLink:
             pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
     async def _serve_one_stream(self) -> bool:
-        """One stream from connecting to its loss; whether it was ever up."""
-        was_connected = False
+        """One stream from connecting to its loss; whether it was up for a while."""
+        began_at = time.monotonic()
         async with open_channel(self._address, max_receive_mib=self._max_receive_mib) as channel:
             call: grpc.aio.StreamStreamCall | None = None
             try:
                 # A call on a channel that is not ready would wait inside gRPC, out of sight.
                 await asyncio.wait_for(channel.channel_ready(), RECONNECT_MAX_S)
                 self._call = call = self._open_call(channel)
-                await call.wait_for_connection()
-                was_connected = True
-                self._set_channel(channel)
-                await self._pump(call)
+                if (first := await self._first_message(call)) is not None:
+                    self._set_channel(channel)
+                    self._owner.take_message(first)
+                    await self._pump(call)
             except TimeoutError:
                 _logger.debug("%s is not there yet", self._peer, extra={"address": self._address})
             except grpc.aio.AioRpcError as error:
-                _logger.warning(
-                    "%s lost",
-                    self._peer,
-                    extra={"address": self._address, "code": error.code().name},
-                )
-            except (ValueError, RequestError):
-                _logger.exception("%s broke the contract", self._peer)
+                self._tell_trouble(f"{error.code().name}: {error.details() or ''}")
+            except (ValueError, RequestError) as error:
+                self._tell_trouble(f"it broke the contract: {error}")
             except asyncio.CancelledError:
                 # Reading a call that the writer gave up raises this too; only ours is passed on.
                 task = asyncio.current_task()
@@ -155,8 +159,29 @@ class ConnectLink:
                 if call is not None:
                     call.cancel()
                 self._call = None
+                was_up = self.is_connected
                 self._set_channel(None)
-        return was_connected
+        return was_up and time.monotonic() - began_at >= RECONNECT_MAX_S
+
+    async def _first_message(self, call: grpc.aio.StreamStreamCall) -> Any | None:  # noqa: ANN401  # as above
+        """What the peer says first; None when it says nothing."""
+        try:
+            message = await asyncio.wait_for(call.read(), FIRST_MESSAGE_S)
+        except TimeoutError:
+            self._tell_trouble(f"it took the connection and said nothing for {FIRST_MESSAGE_S:g} s")
+            return None
+        if message is grpc.aio.EOF:
+            self._tell_trouble(f"it ended the stream at once: {(await call.code()).name}")
+            return None
+        return message
+
+    def _tell_trouble(self, reason: str) -> None:
+        """Say why there is no stream, once in a while where it stays so."""
+        now = time.monotonic()
+        if reason != self._trouble or now - self._told_at >= SAME_TROUBLE_S:
+            self._trouble, self._told_at = reason, now
+            text = "the {} at {} is not there, or is none: {}"
+            _logger.warning(text.format(self._peer, self._address, reason))
 
     async def _pump(self, call: grpc.aio.StreamStreamCall) -> None:
         """Read until the stream ends; the writer ends with it."""

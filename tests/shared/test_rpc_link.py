@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from protos.glm.v1 import scheduler_pb2, scheduler_pb2_grpc
+from shared import rpc_link
 from shared.errors import FailureReason, RequestError
 from shared.rpc import build_server
 from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
@@ -24,8 +25,8 @@ class Echo(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_messages = 0
 
     async def Connect(self, requests: AsyncIterator[Request], context: Any) -> None:
-        # Clients of an idle stream wait for the headers.
-        await context.send_initial_metadata(())
+        # Clients wait until something is said.
+        await context.write(Response())
         async for request in requests:
             self.num_messages += 1
             response = Response()
@@ -158,6 +159,69 @@ async def test_a_stream_that_is_dropped_is_told_as_a_loss_and_opened_again(addre
         link.wake()
         await until(lambda: owner.got == [2])
         assert echo.num_messages == 1
+
+
+class Mute(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Takes connections and says nothing."""
+
+    ends_at_once = False
+
+    async def Connect(self, requests: AsyncIterator[Request], context: Any) -> None:
+        await context.send_initial_metadata(())
+        if self.ends_at_once:
+            return
+        await asyncio.sleep(60)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "shared.rpc_link"]
+
+
+@pytest.mark.parametrize("kind", ["another service", "ends at once", "says nothing"])
+async def test_what_is_no_such_peer_is_never_up_and_tried_less_and_less_often(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(rpc_link, "FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr(rpc_link, "RECONNECT_MAX_S", 0.8)
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(pause_s: float) -> None:
+        if rpc_link.RECONNECT_MIN_S <= pause_s <= rpc_link.RECONNECT_MAX_S:
+            pauses.append(pause_s)
+        await sleep(pause_s)
+
+    server, mute = build_server(address=address), Mute()
+    mute.ends_at_once = kind == "ends at once"
+    if kind != "another service":
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(mute, server)
+    await server.start()
+    async with linked(address) as (link, owner):
+        monkeypatch.setattr(asyncio, "sleep", counted)
+        await until(lambda: len(pauses) >= 5)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        assert not link.is_connected
+        assert owner.states == [], "health does not flap"
+    await server.stop(0)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 0.8
+    (line,) = warnings_of(caplog)
+    assert address in line
+    reason = {"another service": "UNIMPLEMENTED", "ends at once": "ended the stream at once"}
+    assert reason.get(kind, "said nothing for 0.05 s") in line
+
+
+async def test_a_peer_that_is_up_for_moments_only_is_tried_less_and_less_often(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(address) as echo, linked(address) as (_, owner):
+        owner.is_picky = True  # its first message is taken for none of the contract
+        await asyncio.sleep(1.2)
+        # After 0.1, 0.2, 0.4 seconds, and not ten times a second.
+        assert 2 <= owner.states.count(True) <= 4
+        assert len(warnings_of(caplog)) <= 1 + len(owner.states)
+        assert sum("broke the contract" in line for line in warnings_of(caplog)) == 1
+        assert echo.num_messages == 0
 
 
 async def test_the_channel_is_there_exactly_while_connected(address: str) -> None:
