@@ -30,6 +30,8 @@ class SchedulerPeer:
         self.credit = Credit()
         # None until it has told one since it was reached.
         self.load: LoadSnapshot | None = None
+        # Whether it is one that is reached at another address, too: then it gets nothing here.
+        self.is_twin = False
         self._on_state = on_state
         self._on_load = on_load
         self._num_messages = 0
@@ -43,7 +45,8 @@ class SchedulerPeer:
     @property
     def is_open(self) -> bool:
         """Whether it may take a request: it is not known to drain."""
-        return self.is_reached and not (self.load is not None and self.load.is_draining)
+        is_draining = self.load is not None and self.load.is_draining
+        return self.is_reached and not (is_draining or self.is_twin)
 
     @property
     def is_ready(self) -> bool:
@@ -80,7 +83,7 @@ class SchedulerPeer:
         return self._num_silent_looks
 
     def _take_state(self, is_reached: bool) -> None:
-        self.load = None
+        self.load, self.is_twin = None, False
         self.credit.clear()
         self._on_state(is_reached)
 

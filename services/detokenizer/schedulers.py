@@ -165,7 +165,8 @@ class Schedulers:
     async def reset_cache(self) -> int:
         """Ask every scheduler; those that are reached do it even if others are not."""
         answers = await asyncio.gather(
-            *(peer.client.reset_cache() for peer in self.peers), return_exceptions=True
+            *(peer.client.reset_cache() for peer in self.peers if not peer.is_twin),
+            return_exceptions=True,
         )
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -275,6 +276,7 @@ class Schedulers:
             works = [
                 peer.work()
                 if is_good(peer)
+                and not peer.is_twin
                 and number not in journey.refused_by
                 and (is_new or peer.serves(journey.model_digest))
                 else None
@@ -381,12 +383,32 @@ class Schedulers:
         self._count(num_scheduler_losses_total=1)
 
     def _take_load(self, number: int, load: LoadSnapshot) -> None:
-        if self._summed.take(number, load):
+        if self._is_left_out(number, load):
+            self._summed.lose(number)
+        elif self._summed.take(number, load):
             address = self.peers[number].address
             _logger.warning("scheduler is another run of itself", extra={"address": address})
         self._tell_load()
         if self._waiting:
             self._due.set()
+
+    def _is_left_out(self, number: int, load: LoadSnapshot) -> bool:
+        """Whether this run is reached at another address, too, which spoke first."""
+        peer = self.peers[number]
+        known = [
+            other.address
+            for other in self.peers
+            if other is not peer
+            and other.is_reached
+            and not other.is_twin
+            and other.load is not None
+            and other.load.instance_id == load.instance_id
+        ]
+        was_twin, peer.is_twin = peer.is_twin, bool(load.instance_id and known)
+        if peer.is_twin and not was_twin:
+            text = "the scheduler at %s is the one at %s, left out: give each one address"
+            _logger.warning(text, peer.address, known[0])
+        return peer.is_twin
 
     def _count(self, **counts: int) -> None:
         changed = {name: getattr(self._counts, name) + count for name, count in counts.items()}

@@ -48,6 +48,11 @@ class SummedLoad:
         """A snapshot came; whether it is the first of another run than the last one."""
         before, self._latest[number] = self._latest[number], load
         self._is_reached[number] = True
+        for other, known in enumerate(self._latest):
+            # The same run was known by another address before: it counts once.
+            is_same = known is not None and known.instance_id == load.instance_id != ""
+            if other != number and is_same and not self._is_reached[other]:
+                self._latest[other] = None
         is_other_run = before is not None and before.instance_id != load.instance_id
         if before is not None and is_other_run:
             past = self._past[number]

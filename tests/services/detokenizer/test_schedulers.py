@@ -459,3 +459,26 @@ async def test_a_reset_reaches_all_and_says_whom_it_did_not() -> None:
     fleet.lose(1)
     with pytest.raises(RequestError, match="cannot be reached"):
         await fleet.schedulers.reset_cache()
+
+
+async def test_a_scheduler_at_two_addresses_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(2)
+    run = "0.1"
+    fleet.tell(0, num_steps_total=10)
+    for _ in range(2):
+        fleet.tell(1, instance_id=run, num_steps_total=10)
+    lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert lines == [
+        "the scheduler at unix:/s1 is the one at unix:/s0, left out: give each one address"
+    ]
+    for number in range(8):
+        ask(fleet, ONE, prompt=[number] * 8, name=str(number))
+    assert [len(client.submits) for client in fleet.clients] == [8, 0]
+    assert (fleet.loads[-1].num_steps_total, fleet.loads[-1].num_reached_schedulers) == (10, 1)
+    assert await fleet.schedulers.reset_cache() == 3
+    fleet.step()
+    fleet.lose(0)
+    fleet.tell(1, instance_id=run, num_steps_total=12)
+    assert (fleet.loads[-1].num_steps_total, fleet.loads[-1].num_reached_schedulers) == (12, 1)
+    finish(fleet)
+    assert len(fleet.clients[1].submits) == 8, "the other address serves where the first is lost"
