@@ -131,9 +131,11 @@ def _children(pid: int) -> list[int]:
 def test_a_checker_that_is_killed_between_requests_is_missed_by_nobody(nano: Mesh) -> None:
     worker = nano.pid("worker")
     ask(nano, extra_body={"structured_outputs": {"regex": "a{2}"}} | NO_THINKING)
-    (checker,) = _children(worker)
-    os.kill(checker, signal.SIGKILL)
+    checkers = _children(worker)  # one for heavy constraints too, once there was any
+    assert checkers
+    for checker in checkers:
+        os.kill(checker, signal.SIGKILL)
     body = {"structured_outputs": {"regex": "b{3}"}} | NO_THINKING
     assert ask(nano, extra_body=body).message.content == "bbb"
     assert nano.pid("worker") == worker
-    assert checker not in _children(worker)
+    assert {*_children(worker)} - {*checkers}

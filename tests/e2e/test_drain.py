@@ -10,10 +10,10 @@ from tests.e2e.cancels import look
 from tests.e2e.mesh import Mesh, is_alive, replay
 from tests.e2e.visitors import Answer, Place, request
 
-# Long ones take 20 s in all where nothing else runs, short ones one second.
+# Long ones take 8 s in all where nothing else runs, short ones a quarter of a second.
 SHORT, LONG = "river stone " * 40, "word " * 7000
 NUM_SHORT, NUM_LONG, NUM_WHOLE = 20, 30, 10
-DRAIN_S = 10
+DRAIN_S = 4
 
 
 def ask(text: str, *, is_stream: bool) -> bytes:
