@@ -83,11 +83,17 @@ class Placer:
         return leaving
 
     def _state(self, number: int) -> tuple[int, ...]:
-        batch = self._replicas[number].batch
+        replica = self._replicas[number]
+        batch = replica.batch
         if batch is None:
             return (self._waiting.version,)
-        holdings = batch.holdings
-        return (self._waiting.version, len(batch.running), holdings.num_free_blocks)
+        # One that is placed has its room already: an idle replica with it is not one without.
+        return (
+            self._waiting.version,
+            len(batch.running),
+            len(replica.waiting),
+            batch.holdings.num_free_blocks,
+        )
 
     def _round(self, works: list[ReplicaWork | None], now: float) -> bool:
         """One walk along the queue; whether somebody was placed."""

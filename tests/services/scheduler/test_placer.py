@@ -51,3 +51,11 @@ def test_a_newcomer_is_looked_at_though_no_replica_changed() -> None:
     harness.submit(outlet, [4], max_tokens=1)
     harness.step()
     assert harness.streams[3].end is not None
+
+
+def test_a_seat_that_was_taken_for_one_short_step_is_free_again() -> None:
+    harness, outlet = Harness(capacity(max_num_seqs=1), num_replicas=2), Outlet()
+    for _ in range(5):
+        harness.submit(outlet, [5], max_tokens=1)
+    # Replicas are as idle as when nobody further had room: those that took it had not begun.
+    harness.run_to_end()
