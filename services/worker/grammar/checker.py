@@ -219,7 +219,10 @@ async def _ask(child: Process, ask: bytes, wall_s: float) -> Verdict:
     assert child.stdin is not None
     now = asyncio.get_running_loop().time
     async with asyncio.timeout(wall_s) as limit:
-        child.stdin.write(LENGTH.pack(len(ask)) + ask)
+        try:
+            child.stdin.write(LENGTH.pack(len(ask)) + ask)
+        except RuntimeError as error:  # what uvloop makes of a pipe that has just been closed
+            raise ConnectionResetError(str(error)) from None
         await child.stdin.drain()
         while not (answer := await _read(child)):
             limit.reschedule(now() + wall_s)  # it gets on: how slowly is not its fault

@@ -321,3 +321,22 @@ async def test_hostile_ones_are_decided_in_bounded_time_and_harm_nobody(
             num_refused += error.reason is FailureReason.INVALID_ARGUMENT
     assert num_refused >= 3
     await checker.check(GOOD)
+
+
+async def test_a_pipe_that_closed_a_moment_ago_may_be_tried_again(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checker.check(GOOD)
+    child = checker._child
+    assert child is not None
+    assert child.stdin is not None
+
+    def closed(_data: bytes) -> None:
+        os.kill(child.pid, signal.SIGKILL)
+        raise RuntimeError("unable to perform operation; the handler is closed")  # as uvloop does
+
+    monkeypatch.setattr(child.stdin, "write", closed)
+    with pytest.raises(RequestError) as caught:
+        await checker.check(regex("b"))
+    assert caught.value.reason is FailureReason.UPSTREAM_LOST
+    await checker.check(regex("c"))
