@@ -13,6 +13,10 @@ _WORDS = [
 ]
 
 
+# Seed of the prompts that no figure comes from.
+WARM_UP_SEED = 999_983
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
     """What to send: `extra` goes into every body (a replay script, say).

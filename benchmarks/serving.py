@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import LoadSpec, run_load
+from benchmarks.load import WARM_UP_SEED, LoadSpec, run_load
 from benchmarks.mesh import running_mesh
 from benchmarks.random_model import make_random_model
 
@@ -20,8 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # vLLM 0.32 CPU on another two-core machine: tokens per second, milliseconds to the first token.
 KNOWN_PEER = {1: (68.0, 38.0), 16: (740.0, None), 64: (1197.0, 782.0), 256: (1539.0, None)}
 KV_BYTES = 2 << 30
-# Seed of the prompts that no figure comes from.
-WARM_UP = 999_983
 REQUESTS = {1: 8, 16: 48, 64: 192, 256: 512}
 
 
@@ -38,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     flags += ["--max-model-len", "4096", "--max-num-batched-tokens", "2048"]
     flags += ["--kv-cache-memory-bytes", str(KV_BYTES), *args.flag]  # as the peer has
     with running_mesh(*flags) as mesh:
-        _measure(mesh.port, "tiny", 16, 32, seed=WARM_UP)
+        _measure(mesh.port, "tiny", 16, 32, seed=WARM_UP_SEED)
         if args.peer:
-            _measure(args.peer, args.peer_model, 16, 32, seed=WARM_UP)
+            _measure(args.peer, args.peer_model, 16, 32, seed=WARM_UP_SEED)
         for concurrency in args.concurrency:
             count = REQUESTS.get(concurrency, 3 * concurrency)
             before = mesh.cpu_seconds()

@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.load import LoadSpec, run_load
+from benchmarks.load import WARM_UP_SEED, LoadSpec, run_load
 from benchmarks.mesh import Mesh, cpu_seconds, listener_pid, running_mesh
 from benchmarks.random_model import make_random_model
 
@@ -30,8 +30,6 @@ GATEWAY = ("frontend", "detokenizer")
 CONCURRENCY, TOKENS = 64, 128
 # Processor time is counted in ticks of 10 ms: enough frames that one of them is no per cent.
 REPLAY_REQUESTS, MODEL_REQUESTS = 1024, 128
-# Seed of the prompts that no figure comes from.
-WARM_UP = 999_983
 MODEL_FLAGS = ("--max-num-seqs", "256", "--max-model-len", "4096")
 
 CpuClock = Callable[[], Mapping[str, float]]
@@ -61,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(spec: LoadSpec, clock: CpuClock) -> dict[str, Any]:
     """Warm up, then run the load; what a frame cost by process and in all."""
-    run_load(replace(spec, num_requests=spec.concurrency, seed=WARM_UP))
+    run_load(replace(spec, num_requests=spec.concurrency, seed=WARM_UP_SEED))
     before = clock()
     result = run_load(spec)
     after = clock()

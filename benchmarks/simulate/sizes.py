@@ -44,11 +44,6 @@ class ModelSizes:
         return self.dense_weights + self.num_sparse_layers * self.num_experts * self.expert_weights
 
     @property
-    def num_active_weights(self) -> int:
-        """Those that a token uses."""
-        return self.dense_weights + self.routed_weights
-
-    @property
     def routed_weights(self) -> int:
         """Those of experts that a token is routed to, of all layers."""
         return self.num_sparse_layers * self.num_active_experts * self.expert_weights
