@@ -95,7 +95,7 @@ def test_an_interrupt_while_modules_are_imported_leaves_no_traceback() -> None:
         "        if name == 'pydantic':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupt())\n"
-        "from services.launcher.__main__ import EXIT_PIPE, main\n"
+        "from services.launcher.__main__ import main\n"
         "sys.exit(main(['up']))\n"
     )
     done = subprocess.run(

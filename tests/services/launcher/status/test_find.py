@@ -1,4 +1,4 @@
-import os
+import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +6,9 @@ import pytest
 from services.launcher.run_dir import Failing, RunDirectory, make_run_directory
 from services.launcher.status.find import find
 from shared.errors import ConfigError
+
+# Above the largest that Linux gives.
+NO_PID = 2**22 + 1
 
 
 @pytest.fixture
@@ -46,10 +49,10 @@ def test_what_keeps_ending_is_read(root: Path) -> None:
 
 def test_a_mesh_whose_launcher_is_gone_is_none(root: Path) -> None:
     made = start()
+    assert find(None, []).url
     page = made.path / "mesh.json"
-    page.write_text(
-        page.read_text().replace(f'"launcher_pid": {os.getpid()}', '"launcher_pid": 0x')
-    )
+    state = json.loads(page.read_text())
+    page.write_text(json.dumps(state | {"launcher_pid": NO_PID}))
     with pytest.raises(ConfigError, match="no mesh runs here"):
         find(None, [])
 
