@@ -1,6 +1,6 @@
 """Bounds of API keys over all processes of a gateway: they count together, in files of a folder.
 
-Each process has a row of its own in the file of each key, and holds the lock of that row for life.
+Each process has a row of its own in the file of each key, and owns it for life (`owners`).
 Who lets a request in holds the lock of the key's file meanwhile, for some microseconds, so no bound
 is ever passed by one. The kernel gives locks back when a process ends, however it ends; a row whose
 lock is free is nobody's, whatever it says. So a lost process leaves nothing behind: no counts, no
@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from services.frontend.owners import OwnerLocks
 from services.frontend.quota import Clock, KeyBounds, Leave
 from shared.errors import ConfigError, FailureReason, RequestError
 
@@ -43,9 +44,9 @@ class SharedCounts:
     def __init__(self, folder: Path) -> None:
         """Claim a row; `ConfigError` when the folder cannot be used."""
         self._folder = folder
-        self._row_files: dict[int, int] = {}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._rows = OwnerLocks(folder / "rows")
             self.row = self._claim()
         except OSError as error:
             raise ConfigError(f"--key-limits-path {folder}: {error.strerror}") from None
@@ -60,31 +61,19 @@ class SharedCounts:
 
     def close(self) -> None:
         """Give the row back; its counts are worth nothing from now on. Idempotent."""
-        while self._row_files:
-            os.close(self._row_files.popitem()[1])
+        self._rows.close()
 
     def is_alive(self, row: int) -> bool:
         """Whether a process holds a row."""
-        if row == self.row:
-            return True
-        row_file = self._row_file(row)
-        if not _lock(row_file):
-            return True
-        fcntl.flock(row_file, fcntl.LOCK_UN)
-        return False
+        return row == self.row or self._rows.is_held_elsewhere(row)
 
     def _claim(self) -> int:
         for row in range(MAX_PROCESSES):
-            if _lock(self._row_file(row)):
+            if self._rows.claim(row):
                 return row
         raise ConfigError(
             f"--key-limits-path {self._folder}: {MAX_PROCESSES} processes count there already"
         )
-
-    def _row_file(self, row: int) -> int:
-        if row not in self._row_files:
-            self._row_files[row] = _open(self._folder / f"{row}.row")
-        return self._row_files[row]
 
 
 class SharedQuota:
@@ -94,7 +83,7 @@ class SharedQuota:
         """Open the file; what an earlier process of this row left there is forgotten."""
         self._counts = counts
         self._bounds = bounds
-        self._file = _open(path)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._file).st_size < _SIZE:
             os.ftruncate(self._file, _SIZE)  # never shortens, so two may do it at once
         self._page = mmap.mmap(self._file, _SIZE)
@@ -167,10 +156,6 @@ class SharedQuota:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _lock(file: int) -> bool:
