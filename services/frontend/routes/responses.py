@@ -145,10 +145,10 @@ def _refuse_options(request: Request, names: Sequence[str]) -> None:
 
 async def _delete(gateway: Gateway, request: Request) -> Response:
     response_id, tenant = request.path_params["response_id"], visit_of(request.scope).tenant_id
-    shown = msgspec.json.decode((await _stored(gateway, request)).object_json)
+    stored = await _stored(gateway, request)
     if not await gateway.responses.delete(response_id, tenant):
         raise not_found(response_id)
-    if shown["status"] == "in_progress":
+    if stored.is_open:
         await _end_work(gateway, response_id)
     return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
 
