@@ -1,7 +1,7 @@
 """Fields of OpenAI's, Anthropic's and vLLM's bodies that are known here and not served.
 
 Each name has the values that ask for nothing, besides null; any other value is a 400 that names the
-field. `tests/services/frontend/test_known_fields.py` holds the tables against the bodies of those
+field. `tests/services/frontend/test_not_served.py` holds the tables against the bodies of those
 APIs.
 """
 
