@@ -74,7 +74,7 @@ class Command:
     @property
     def kind(self) -> str:
         """The service that it is a process of."""
-        return "worker" if self.rank is not None else kind_of(self.service)
+        return kind_of(self.service)
 
     @property
     def is_serving(self) -> bool:

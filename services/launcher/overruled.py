@@ -29,8 +29,9 @@ def overruled(
     own = {command.kind: command.environment for command in commands}
     for kind, environment in own.items():
         yield from _replaced_variables(kind, environment, variables)
-    for kind, flags in given.items() if config is not None else ():
-        assert config is not None
+    if config is None:
+        return
+    for kind, flags in given.items():
         for name in names_in_table(config, kind):
             flag = flag_of(name)
             if flag in flags:
