@@ -212,6 +212,29 @@ class ConnectLink:
             self._owner.connection_changed(self.is_connected)
 
 
+class Silence:
+    """For how long a peer that promised signs of life has said nothing.
+
+    Looks are counted, and not seconds: where this process stood still itself, what the peer said
+    lies there unread.
+    """
+
+    def __init__(self) -> None:
+        """It has said nothing yet."""
+        self._has_spoken = False
+        self._num_looks = 0
+
+    def hear(self) -> None:
+        """The peer said something."""
+        self._has_spoken = True
+
+    def look(self, *, is_promised: bool) -> int:
+        """Looks since the peer spoke; 0 while it owes no sign of life."""
+        self._num_looks = self._num_looks + 1 if is_promised and not self._has_spoken else 0
+        self._has_spoken = False
+        return self._num_looks
+
+
 class SubmitQueue(Generic[MessageT]):
     """Submits that wait for the next message, which holds at most `max_bytes` of them."""
 

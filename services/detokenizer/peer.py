@@ -34,8 +34,6 @@ class SchedulerPeer:
         self.is_twin = False
         self._on_state = on_state
         self._on_load = on_load
-        self._num_messages = 0
-        self._num_silent_looks = 0
 
     @property
     def is_reached(self) -> bool:
@@ -70,17 +68,9 @@ class SchedulerPeer:
         )
 
     def look(self) -> int:
-        """Note whether it said something; looks since it did.
-
-        Looks are counted, and not seconds: where this process stood still itself, what the
-        scheduler said lies there unread. One that has not named its run gives no signs of life.
-        """
-        has_spoken = self.client.num_messages != self._num_messages
-        self._num_messages = self.client.num_messages
+        """Looks since it said something; one that has not named its run gives no signs of life."""
         gives_signs = self.load is not None and bool(self.load.instance_id)
-        is_silent = self.is_reached and gives_signs and not has_spoken
-        self._num_silent_looks = self._num_silent_looks + 1 if is_silent else 0
-        return self._num_silent_looks
+        return self.client.silence.look(is_promised=self.is_reached and gives_signs)
 
     def _take_state(self, is_reached: bool) -> None:
         self.load, self.is_twin = None, False

@@ -19,7 +19,7 @@ from shared import wire
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
 from shared.rpc import error_from_rpc
-from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
+from shared.rpc_link import ConnectLink, Silence, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
 # The scheduler takes messages of 64 MiB; a request, and a batch of them, stay below.
@@ -73,7 +73,7 @@ class SchedulerClient:
         self._ids = StreamIds(lambda i: i in self._sequences)
         self._submits: SubmitQueue[scheduler_pb2.TokenSubmit] = SubmitQueue(MAX_SUBMIT_BYTES)
         self._aborts: list[scheduler_pb2.AbortSequence] = []
-        self.num_messages = 0
+        self.silence = Silence()
 
     @property
     def is_connected(self) -> bool:
@@ -150,7 +150,7 @@ class SchedulerClient:
 
     def take_message(self, message: Response) -> None:
         """Hand out one message; tokens come before the ends of the same message."""
-        self.num_messages += 1
+        self.silence.hear()
         for verdict in message.verdicts:
             self._take_verdict(verdict)
         if message.HasField("tokens"):

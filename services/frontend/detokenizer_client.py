@@ -19,7 +19,7 @@ from services.frontend.exchange import Exchange
 from services.frontend.submission import OutputPlan, Submission
 from shared import rpc, wire
 from shared.errors import FailureReason, RequestError
-from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
+from shared.rpc_link import ConnectLink, Silence, StreamIds, SubmitQueue
 from shared.sampling import LoadSnapshot
 
 CREDIT_INTERVAL_S: Final = 0.05
@@ -76,8 +76,7 @@ class DetokenizerClient:
         self.is_draining = False
         self.num_sequences = 0
         self._gives_signs = False
-        self._has_spoken = True
-        self._num_silent_looks = 0
+        self._silence = Silence()
 
     @property
     def is_connected(self) -> bool:
@@ -99,15 +98,8 @@ class DetokenizerClient:
         await self._link.run()
 
     def look(self) -> int:
-        """Note whether it said something; looks since it did, where it promised to speak.
-
-        Looks are counted, and not seconds: where this process stood still itself, what was said
-        lies there unread.
-        """
-        is_silent = self.is_connected and self._gives_signs and not self._has_spoken
-        self._num_silent_looks = self._num_silent_looks + 1 if is_silent else 0
-        self._has_spoken = False
-        return self._num_silent_looks
+        """Looks since it said something, where it promised to speak."""
+        return self._silence.look(is_promised=self.is_connected and self._gives_signs)
 
     def drop(self) -> None:
         """Break the connection; what is on it is lost."""
@@ -220,7 +212,7 @@ class DetokenizerClient:
     def take_message(self, message: detokenizer_pb2.DetokenizerServiceConnectResponse) -> None:
         """Hand out one message; bytes come before the ends of the same message."""
         was_ready = self.is_ready
-        self._has_spoken = True
+        self._silence.hear()
         self._gives_signs = self._gives_signs or message.sign_interval_ms > 0
         self.is_draining = message.is_draining
         for verdict in message.verdicts:

@@ -12,7 +12,7 @@ from protos.glm.v1 import scheduler_pb2, scheduler_pb2_grpc
 from shared import rpc_link
 from shared.errors import FailureReason, RequestError
 from shared.rpc import build_server
-from shared.rpc_link import ConnectLink, StreamIds, SubmitQueue
+from shared.rpc_link import ConnectLink, Silence, StreamIds, SubmitQueue
 
 Request = scheduler_pb2.SchedulerServiceConnectRequest
 Response = scheduler_pb2.SchedulerServiceConnectResponse
@@ -222,6 +222,15 @@ async def test_a_peer_that_is_up_for_moments_only_is_tried_less_and_less_often(
         assert len(warnings_of(caplog)) <= 1 + len(owner.states)
         assert sum("broke the contract" in line for line in warnings_of(caplog)) == 1
         assert echo.num_messages == 0
+
+
+def test_silence_is_counted_in_looks_while_signs_are_promised_and_ends_with_any_message() -> None:
+    silence = Silence()
+    assert [silence.look(is_promised=True) for _ in range(3)] == [1, 2, 3]
+    silence.hear()
+    assert [silence.look(is_promised=True) for _ in range(2)] == [0, 1]
+    assert silence.look(is_promised=False) == 0
+    assert silence.look(is_promised=True) == 1
 
 
 async def test_the_channel_is_there_exactly_while_connected(address: str) -> None:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
+from services.detokenizer.placement import PlacementRules
 from services.detokenizer.ports import LossListener
-from services.detokenizer.schedulers import Schedulers
+from services.detokenizer.schedulers import ResumeLimits, Schedulers
 from shared.endings import AbortReason, FinishReason
 from shared.errors import FailureReason, RequestError
+from shared.rpc_link import Silence
 from shared.sampling import LoadSnapshot, SamplingSpec, SequenceStats
 from shared.wire import pack_ids
 
@@ -45,7 +47,7 @@ class FakeClient:
     running: dict[int, Running] = field(default_factory=dict)
     waiting: list[tuple[list[int], LossListener, TokenSubmit]] = field(default_factory=list)
     aborts: list[tuple[int, AbortReason, int]] = field(default_factory=list)
-    num_messages: int = 0
+    silence: Silence = field(default_factory=Silence)
     num_drops: int = 0
     last_id: int = 0
 
@@ -187,9 +189,6 @@ class Fleet:
     """`Schedulers` over fake ones; the test is the clock."""
 
     def __init__(self, count: int = 2, **options: Any) -> None:
-        from services.detokenizer.placement import PlacementRules
-        from services.detokenizer.schedulers import ResumeLimits
-
         self.time = 0.0
         self.reached: list[bool] = []
         self.loads: list[LoadSnapshot] = []

@@ -73,7 +73,7 @@ def test_it_serves_one_model() -> None:
 def test_silence_is_counted_in_looks_and_ends_with_any_message() -> None:
     made, client = peer()
     assert [made.look() for _ in range(3)] == [1, 2, 3]
-    client.num_messages += 1
+    client.silence.hear()
     assert [made.look() for _ in range(2)] == [0, 1]
     client.is_connected = False
     assert made.look() == 0, "it is known to be lost"
