@@ -33,12 +33,12 @@ from services.detokenizer.summed_load import SummedLoad
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
+from shared.rpc_link import RETRY_AFTER_MS
 from shared.sampling import LoadSnapshot
 
 # What waits for a scheduler is looked at so often, beside whenever something changes.
 RETRY_S: Final = 0.1
 LOOK_S: Final = 0.25
-RETRY_AFTER_MS: Final = 1000
 # A refusal for one of these says something about the scheduler, not about the request.
 MOVABLE: Final = frozenset(
     {FailureReason.DRAINING, FailureReason.UPSTREAM_LOST, FailureReason.QUEUE_FULL}
