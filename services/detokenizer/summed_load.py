@@ -67,9 +67,8 @@ class SummedLoad:
     def sum(self) -> LoadSnapshot:
         """All of them."""
         reached, lost = self._latest_of(is_reached=True), self._latest_of(is_reached=False)
-        counted = [*self._past, *reached, *lost]
         totals = LoadSnapshot()
-        for load in counted:
+        for load in (*self._past, *reached, *lost):
             totals = _counted(totals, load)
         gauges = {
             name: sum(getattr(load, name) for load in reached)
@@ -82,7 +81,6 @@ class SummedLoad:
             **gauges,
             # What is taken in must fit wherever it goes.
             max_model_len=min(lengths, default=0),
-            max_gc_pause_us=max((load.max_gc_pause_us for load in counted), default=0),
             is_worker_ready=any(load.is_worker_ready and not load.is_draining for load in reached),
             is_draining=bool(reached) and all(load.is_draining for load in reached),
             model_digest=next((load.model_digest for load in reached if load.model_digest), ""),
@@ -112,7 +110,7 @@ class SummedLoad:
 
 
 def _counted(a: LoadSnapshot, b: LoadSnapshot) -> LoadSnapshot:
-    """The counters of both."""
+    """The counters of both, and the longer of their longest pauses."""
     pairs = zip_longest(getattr(a, _POSITIONS), getattr(b, _POSITIONS), fillvalue=0)
     sums = {name: getattr(a, name) + getattr(b, name) for name in _COUNTERS}
     return LoadSnapshot(
