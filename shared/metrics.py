@@ -91,9 +91,7 @@ class Metrics:
         if SHARED_VARIABLE in os.environ:
             counted = CollectorRegistry(auto_describe=True)
             MultiProcessCollector(counted)  # type: ignore[no-untyped-call]  # the library's
-        page = CollectorRegistry()
-        page.register(_Page(counted, self._totals))
-        return generate_latest(page)
+        return generate_latest(_Page(counted, self._totals))
 
 
 class _Page(Collector):
