@@ -180,8 +180,8 @@ class ConnectLink:
         now = time.monotonic()
         if reason != self._trouble or now - self._told_at >= SAME_TROUBLE_S:
             self._trouble, self._told_at = reason, now
-            text = "the {} at {} is not there, or is none: {}"
-            _logger.warning(text.format(self._peer, self._address, reason))
+            text = "the %s at %s is not there, or is none: %s"
+            _logger.warning(text, self._peer, self._address, reason)
 
     async def _pump(self, call: grpc.aio.StreamStreamCall) -> None:
         """Read until the stream ends; the writer ends with it."""
