@@ -86,7 +86,6 @@ class Session:
         self._load: LoadSnapshot | None = None
         self._has_told_drain = False
         self._told_at: float | None = None
-        self._is_sign_due = True
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -121,10 +120,10 @@ class Session:
             load=self._load,
             is_draining=is_draining,
             is_first=self._told_at is None,
-            is_news=self._is_sign_due or (is_draining and not self._has_told_drain),
+            is_news=self._is_sign_due(now) or (is_draining and not self._has_told_drain),
         )
         self._refused, self._load = [], None
-        self._has_told_drain, self._is_sign_due = is_draining, False
+        self._has_told_drain = is_draining
         changed, self._changed = self._changed, {}
         for stream_id in changed:
             delivery = self._deliveries.get(stream_id)
@@ -138,8 +137,7 @@ class Session:
         """Look at the clock for every request, and for the next sign of life."""
         for delivery in list(self._deliveries.values()):
             delivery.tick(now)
-        if self._told_at is None or now - self._told_at >= SIGN_INTERVAL_S:
-            self._is_sign_due = True
+        if self._is_sign_due(now):
             self._wake()
 
     def close(self) -> None:
@@ -148,6 +146,9 @@ class Session:
             delivery.response.abort(_cancelled())
             self._live.discard(delivery.response)
         self._deliveries.clear()
+
+    def _is_sign_due(self, now: float) -> bool:
+        return self._told_at is None or now - self._told_at >= SIGN_INTERVAL_S
 
     def _submit(self, incoming: StreamSubmit, now: float) -> None:
         stream_id, submit = incoming.stream_id, incoming.submit
