@@ -165,6 +165,21 @@ def conversation_of(
     return conversation, unknown + unknown_arguments
 
 
+async def shown_ids(
+    gateway: Gateway, request: ChatRequest, body: Body
+) -> tuple[list[int], list[str]]:
+    """A parsed chat as the model would see it, however long; paths of unknown fields in it.
+
+    By the very rules of an answer, so that the count is what a request would cost.
+    """
+    tool_rules_of(request, has_parser=True)
+    conversation, unknown = conversation_of(gateway, request, body)
+    prompt = await gateway.renderer.render_chat(
+        conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
+    )
+    return prompt.token_ids, unknown
+
+
 async def _render(
     gateway: Gateway, request: ChatRequest, conversation: Conversation, body: Body, visit: Visit
 ) -> RenderedPrompt:

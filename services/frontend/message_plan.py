@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import conversation_of, plan_conversation
+from services.frontend.chat_plan import plan_conversation, shown_ids
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import sort_extra, unknown_in_parts
 from services.frontend.framing import MessageFraming
@@ -20,7 +20,6 @@ from services.frontend.not_served import (
     OUTPUT_CONFIG_NOT_SERVED,
     Table,
 )
-from services.frontend.render import NO_LIMIT
 from services.frontend.response_items import ChatMessages, Wording, renamed
 from services.frontend.response_plan import response_format_of, unknown_in_flat_format
 from services.frontend.schemas.fields import RequestFields
@@ -32,7 +31,6 @@ from services.frontend.schemas.messages import (
 )
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
-from services.frontend.tool_choice import tool_rules_of
 from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
@@ -102,15 +100,11 @@ async def count_tokens(gateway: Gateway, body: Body) -> tuple[int, list[str]]:
     unknown = _check(request)
     raw, chat, left_out = _chat_body(request, body.value)
     try:
-        parsed = parse(MessageChat, raw)
-        tool_rules_of(parsed, has_parser=True)
-        conversation, inside = conversation_of(gateway, parsed, Body(raw, body.num_bytes))
+        shown = Body(raw, body.num_bytes)
+        ids, inside = await shown_ids(gateway, parse(MessageChat, raw), shown)
     except ApiError as error:
         raise renamed(error, chat.origins, _WORDING) from None
-    prompt = await gateway.renderer.render_chat(
-        conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
-    )
-    return len(prompt.token_ids), unknown + left_out + inside
+    return len(ids), unknown + left_out + inside
 
 
 def _check(request: MessagesRequest | CountTokensRequest) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 from pydantic import BaseModel
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import conversation_of, plan_conversation
+from services.frontend.chat_plan import plan_conversation, shown_ids
 from services.frontend.errors import ApiError, invalid, unsupported
 from services.frontend.fields import sort_extra, unknown_in_object, unknown_in_parts
 from services.frontend.framing import ResponseFraming
@@ -18,9 +18,9 @@ from services.frontend.not_served import (
     REASONING_NOT_SERVED,
     RESPONSE_NOT_SERVED,
     RESPONSE_TOOL_NOT_SERVED,
+    Table,
 )
 from services.frontend.planning import unix_now
-from services.frontend.render import NO_LIMIT
 from services.frontend.response_items import (
     ChatMessages,
     Wording,
@@ -36,7 +36,7 @@ from services.frontend.schemas.responses import ResponsesRequest
 from services.frontend.serving import Plan
 from services.frontend.submission import ObjectKind, OutputPlan
 from services.frontend.text_formats import unknown_in_format
-from services.frontend.tool_choice import tool_rules_of, unknown_in_choice
+from services.frontend.tool_choice import unknown_in_choice
 from services.frontend.tools_constraint import renamed_constraint
 from services.frontend.validation import parse, quote
 from services.frontend.visit import Visit
@@ -112,21 +112,18 @@ async def count_input(gateway: Gateway, body: Body, visit: Visit) -> tuple[int, 
     items = stored + items_of(body.value["input"])
     chat = messages_of(items, instructions=request.instructions, num_stored=len(stored))
     raw = _chat_body(request, body.value, chat)
-    num_bytes = body.num_bytes + _size_of(chat.messages)
     try:
-        parsed = parse(ChatRequest, raw)
-        tool_rules_of(parsed, has_parser=True)
-        conversation, inside = conversation_of(gateway, parsed, Body(raw, num_bytes))
+        shown = Body(raw, body.num_bytes + _size_of(chat.messages))
+        ids, inside = await shown_ids(gateway, parse(ChatRequest, raw), shown)
     except ApiError as error:
         raise renamed(error, chat.origins, _WORDING) from None
-    prompt = await gateway.renderer.render_chat(conversation, num_bytes=num_bytes, limit=NO_LIMIT)
-    return len(prompt.token_ids), unknown + inside
+    return len(ids), unknown + inside
 
 
 def _check(request: ResponsesRequest) -> list[str]:
     """Refuse what only this protocol has; the paths of unknown fields."""
     unknown = sort_extra(request, RESPONSE_NOT_SERVED)
-    parts: tuple[tuple[str, BaseModel | None, Mapping[str, tuple[object, ...]]], ...] = (
+    parts: tuple[tuple[str, BaseModel | None, Table], ...] = (
         ("reasoning", request.reasoning, REASONING_NOT_SERVED),
         ("text", request.text, {}),
         ("stream_options", request.stream_options, {}),

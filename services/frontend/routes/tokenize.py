@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from services.frontend.bodies import Body
-from services.frontend.chat_plan import conversation_of, unknown_in_tools
+from services.frontend.chat_plan import shown_ids, unknown_in_tools
 from services.frontend.documentation import body_docs, error_docs
 from services.frontend.errors import invalid
 from services.frontend.fields import sort_extra, unknown_header, unknown_in_parts
@@ -14,7 +14,6 @@ from services.frontend.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from services.frontend.schemas.chat import ChatRequest
 from services.frontend.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from services.frontend.serving import admit
-from services.frontend.tool_choice import tool_rules_of
 from services.frontend.validation import parse
 from services.frontend.visit import visit_of
 
@@ -80,15 +79,10 @@ async def _ids(gateway: Gateway, asked: TokenizeRequest, body: Body) -> tuple[li
             asked.prompt, allow_control=True, limit=NO_LIMIT, param="prompt"
         )
         return ids, []
-    # The very rules of the chat endpoint, so that the count is what a request would cost.
     chat = parse(ChatRequest, {name: body.value[name] for name in _CHAT_FIELDS & body.value.keys()})
-    tool_rules_of(chat, has_parser=True)
-    conversation, unknown = conversation_of(gateway, chat, body)
+    ids, unknown = await shown_ids(gateway, chat, body)
     unknown += unknown_in_parts(chat, except_for=("messages", "tools")) + unknown_in_tools(chat)
-    prompt = await gateway.renderer.render_chat(
-        conversation, num_bytes=body.num_bytes, limit=NO_LIMIT
-    )
-    return prompt.token_ids, unknown
+    return ids, unknown
 
 
 _CHAT_FIELDS = frozenset(
