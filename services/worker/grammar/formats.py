@@ -41,7 +41,11 @@ def add_format(writer: GrammarWriter, given: TextFormat) -> str:
             return writer.grammar(_read_grammar(given.text))
         case FormatKind.STRUCTURAL_TAG:
             return add_structural_tag(
-                writer, given.text, lambda schema: with_options(schema, given)
+                writer,
+                given.text,
+                lambda schema, where: with_options(
+                    checked_schema(schema, f"{FIELD}: {where}"), given
+                ),
             )
 
 

@@ -28,18 +28,24 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 Node: TypeAlias = Mapping[str, Any]
-WithOptions: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+ReadSchema: TypeAlias = Callable[[Any, str], dict[str, Any]]
 
 
-def add_structural_tag(writer: GrammarWriter, text: str, with_options: WithOptions) -> str:
-    """The part of a grammar that a structural tag describes."""
+def add_structural_tag(writer: GrammarWriter, text: str, read_schema: ReadSchema) -> str:
+    """The part of a grammar that a structural tag describes.
+
+    Args:
+        writer: Of the grammar.
+        text: The tag.
+        read_schema: Makes what the engine is given of a schema at a place, or refuses it.
+    """
     try:
         tag = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refused(_FIELD, f"the structural tag is not JSON: {error}") from None
     if not isinstance(tag, dict):
         raise refused(_FIELD, "a structural tag is a JSON object")
-    reader = _TagReader(writer, with_options)
+    reader = _TagReader(writer, read_schema)
     if "format" in tag:
         return reader.node(tag["format"], "structural_tag.format", 0)
     return reader.node(_from_older(tag), "structural_tag", 0)
@@ -65,9 +71,9 @@ def _from_older(tag: Node) -> Node:
 class _TagReader:
     """Turns nodes into parts of a grammar."""
 
-    def __init__(self, writer: GrammarWriter, with_options: WithOptions) -> None:
+    def __init__(self, writer: GrammarWriter, read_schema: ReadSchema) -> None:
         self._writer = writer
-        self._with_options = with_options
+        self._read_schema = read_schema
         self._parts: Mapping[str, Callable[[Node, str, int], str]] = {
             "const_string": self._const,
             "json_schema": self._schema,
@@ -99,12 +105,8 @@ class _TagReader:
         return self._writer.rule(self._writer.literal(_text(given, "value", where)))
 
     def _schema(self, given: Node, where: str, _depth: int) -> str:
-        schema = given.get("json_schema")
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, dict):
-            raise refused(_FIELD, f"{where}.json_schema must be an object")
-        return self._writer.schema(self._with_options(schema))
+        schema = self._read_schema(given.get("json_schema"), f"{where}.json_schema")
+        return self._writer.schema(schema)
 
     def _any_text(self, given: Node, where: str, _depth: int) -> str:
         return self._writer.terminal(self._text_without(_excludes(given, where)))

@@ -139,6 +139,15 @@ def test_parts_follow_each_other_and_alternate(reader: Reader, tag: Tag) -> None
         ({"format": {"type": "sequence", "elements": []}}, "elements must be an array"),
         ({"structures": [{"begin": "x", "schema": {}, "end": ""}], "triggers": ["<"]}, "none of"),
         ({"structures": [3], "triggers": ["<"]}, r"structures\[0\] must be an object"),
+        ({"format": {"type": "json_schema"}}, "format.json_schema: a schema is a JSON object"),
+        (
+            {"format": {"type": "json_schema", "json_schema": {"minimum": "x"}}},
+            "format.json_schema: minimum must be a number, not 'x'",
+        ),
+        (
+            {"structures": [{"begin": "<", "schema": {"enum": []}, "end": ">"}], "triggers": ["<"]},
+            r"tags\[0\].content.json_schema: enum must be an array that is not empty",
+        ),
         ({"format": {"type": "any_text", "excludes": "x"}}, "excludes must be an array of texts"),
         ({"format": {"type": "any_text", "style": "x"}}, "format.style is not one of type, excl"),
         (
