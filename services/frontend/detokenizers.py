@@ -152,13 +152,11 @@ class Detokenizers:
     def submit(self, submission: Submission) -> Exchange:
         """Send a request; raises UPSTREAM_LOST when no detokenizer is reached."""
         client = self._choose() or self._any_connected()
-        kept: Submission | None = packed(submission)
-        assert kept is not None
-        exchange = client.submit(kept)
-        num_bytes = exchange.num_bytes
+        small = packed(submission)
+        exchange = client.submit(small)
         room = self._bounds.max_bytes - self.num_kept_bytes
-        if not self._bounds.timeout_s or num_bytes > room:
-            kept, num_bytes = None, 0
+        is_kept = self._bounds.timeout_s > 0 and exchange.num_bytes <= room
+        kept, num_bytes = (small, exchange.num_bytes) if is_kept else (None, 0)
         self.num_kept_bytes += num_bytes
         self._jobs[exchange] = Job(client, kept, num_bytes, time.monotonic(), Limits.of(submission))
         return exchange
@@ -305,7 +303,8 @@ class Detokenizers:
         assert job.error is not None
         assert job.submission is not None
         client = self._choose(job.refused_by)
-        late = job.limits.error_at(time.monotonic() - job.started, has_first_token=False)
+        now = time.monotonic()
+        late = job.limits.error_at(now - job.started, has_first_token=False)
         if exchange.is_ended:
             self._stop_waiting(exchange, job)
         elif late is not None:  # also where nobody is there to take it
@@ -314,11 +313,11 @@ class Detokenizers:
         elif client is not None:
             self._stop_waiting(exchange, job, is_placed=True)
             try:
-                client.submit(in_time(job.submission, time.monotonic() - job.started), exchange)
+                client.submit(in_time(job.submission, now - job.started), exchange)
                 job.client = client
             except RequestError as error:
                 exchange.fail(error)
-        elif time.monotonic() < job.give_up_at:
+        elif now < job.give_up_at:
             if job.look is not None:
                 job.look.cancel()
             self._wait(exchange, job, job.error)
