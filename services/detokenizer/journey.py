@@ -14,17 +14,17 @@ Laws
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
-from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
+from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit, label_of
 from services.detokenizer.placement import Newcomer
 from services.detokenizer.ports import SequenceListener
 from services.detokenizer.time_limits import FIRST_TOKEN_FIELD
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SequenceStats, TokenLogprobs
 
-# Of a request's id at the scheduler, which takes 128 bytes.
-MAX_LABEL_BYTES = 120
+# Of a request's id, with its attempt, where the number of a leg follows.
+MAX_ID_BYTES: Final = 120
 MIN_PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
 
@@ -140,8 +140,7 @@ class Journey:
         request_id = self.submit.request_id
         if not self.num_legs:
             return request_id
-        shown = request_id.encode()[:MAX_LABEL_BYTES].decode(errors="ignore")
-        return f"{shown}~{self.num_legs}"
+        return f"{label_of(request_id, MAX_ID_BYTES)}~{self.num_legs}"
 
     def left(self, tracks: Sequence[Track], now: float) -> TokenSubmit:
         """What is left to do of some sequences.

@@ -6,10 +6,19 @@ Prompt ids pass through untouched, hence they stay packed (little-endian uint32)
 import enum
 from array import array
 from dataclasses import dataclass, fields
+from typing import Final
 
 from shared.endings import FinishReason
 from shared.errors import RequestError
 from shared.sampling import ReplayScript, SamplingSpec, SequenceStats
+
+# Of a caller's id where ours follows it; schedulers take 128 bytes for both.
+MAX_LABEL_BYTES: Final = 90
+
+
+def label_of(request_id: str, max_bytes: int = MAX_LABEL_BYTES) -> str:
+    """An id without what is too long of it to be followed by something."""
+    return request_id.encode()[:max_bytes].decode(errors="ignore")
 
 
 class ObjectKind(enum.IntEnum):
@@ -125,7 +134,9 @@ class TextSubmit:
     @property
     def attempt_id(self) -> str:
         """The request's id at the scheduler, where an earlier attempt may not have ended yet."""
-        return f"{self.request_id}.{self.attempt}" if self.attempt else self.request_id
+        if not self.attempt:
+            return self.request_id
+        return f"{label_of(self.request_id)}.{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from services.detokenizer.messages import (
     TextSubmit,
     ToolChoice,
     ToolSpec,
+    label_of,
 )
 from services.detokenizer.ports import Upstream
 from services.detokenizer.reading import check_token_ids, parse_members, parse_schema
@@ -54,7 +55,6 @@ from shared.wire import (
 SERVICE_NAME: Final = detokenizer_pb2.DESCRIPTOR.services_by_name["DetokenizerService"].full_name
 # Frontends take messages of 16 MiB; what is larger goes in several.
 MAX_FRAME_BYTES: Final = 8 << 20
-MAX_LABEL_BYTES: Final = 90
 TICK_S: Final = 0.25
 SIGN_INTERVAL_MS: Final = int((SIGN_INTERVAL_S + TICK_S) * 1000)
 _OBJECT_KINDS: Final = frozenset(map(int, ObjectKind))
@@ -161,7 +161,7 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         self._live.add(response)
         try:
             # The caller's id is a label; the first service a request reaches makes its own.
-            internal_id = f"{_label(submit.request_id)}-{uuid.uuid4().hex[:12]}"
+            internal_id = f"{label_of(submit.request_id)}-{uuid.uuid4().hex[:12]}"
             sent = upstream_submit(submit, response, self._context, internal_id)
             response.start(self._upstream, sent)
             await self._write_events(writer, context, changed)
@@ -233,11 +233,6 @@ async def _until_first_ends(*parts: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _label(request_id: str) -> str:
-    """The caller's id, cut so that ours and it stay below the limit of 128 bytes."""
-    return request_id.encode()[:MAX_LABEL_BYTES].decode(errors="ignore")
 
 
 def incoming_from_proto(message: ConnectRequest) -> Incoming:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.detokenizer.journey import MAX_LABEL_BYTES, Journey, Leg, Track
+from services.detokenizer.journey import MAX_ID_BYTES, Journey, Leg, Track
 from services.detokenizer.messages import SequenceFinished, SequenceSpec, TokenSubmit
 from shared.endings import FinishReason
 from shared.errors import FailureReason, RequestError
@@ -168,7 +168,7 @@ def test_labels_of_legs_differ_and_stay_within_the_limit_of_schedulers() -> None
     way, _ = journey(request_id="ä" * 64)
     assert way.label == "ä" * 64
     Leg(way, way.tracks, 0, Owner(), 0.0)
-    assert way.label == "ä" * (MAX_LABEL_BYTES // 2) + "~1"
+    assert way.label == "ä" * (MAX_ID_BYTES // 2) + "~1"
     assert len(way.label.encode()) <= 128
 
 

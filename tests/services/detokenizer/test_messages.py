@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from protos.glm.v1 import detokenizer_pb2
 from services.detokenizer import messages
-from services.detokenizer.messages import SequenceSpec
+from services.detokenizer.messages import MAX_LABEL_BYTES, SequenceSpec, label_of
 from shared.wire import pack_ids
+from tests.services.detokenizer.frames import submit
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,15 @@ def test_prompts_stay_packed_and_are_counted() -> None:
     )
     assert spec.num_prompt_tokens == 2
     assert spec.unpack_output() == [7, 2**31]
+
+
+def test_a_label_of_128_bytes_is_taken_whatever_its_letters() -> None:
+    assert len(label_of("é" * 64).encode()) <= MAX_LABEL_BYTES
+    assert label_of("short") == "short"
+
+
+def test_ids_of_attempts_differ_and_stay_within_the_limit_of_schedulers() -> None:
+    longest = replace(submit(), request_id="é" * 64)
+    ids = {replace(longest, attempt=number).attempt_id for number in (0, 1, 2, 2**32 - 1)}
+    assert len(ids) == 4
+    assert max(len(name.encode()) for name in ids) <= 128

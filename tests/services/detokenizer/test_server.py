@@ -415,11 +415,6 @@ def test_a_request_that_cannot_be_read_is_refused_alone(monkeypatch: pytest.Monk
     assert bad.submit.reason is FailureReason.INTERNAL
 
 
-async def test_a_label_of_128_bytes_is_taken_whatever_its_letters(mesh: Mesh) -> None:
-    assert len(server._label("é" * 64).encode()) <= server.MAX_LABEL_BYTES
-    assert server._label("short") == "short"
-
-
 async def test_a_frontend_is_promised_signs_of_life_and_gets_them(mesh: Mesh) -> None:
     call = mesh.stub.Connect()
     async with asyncio.timeout(LIMIT_S):
