@@ -159,9 +159,10 @@ class Supervisor:
         if not self._was_ready.is_set():
             self._fail(EXIT_FAILED, f"{unit.told} ended before the mesh was ready")
             return None
-        pause: float | None = CLEAN_PAUSE_S
-        if not is_clean(deaths):
-            pause = unit.policy.next_pause(time.monotonic(), has_sibling=has_sibling)
+        if is_clean(deaths):
+            self._display.line(f"{unit.told}: starting again in {CLEAN_PAUSE_S:.1f} s")
+            return CLEAN_PAUSE_S
+        pause = unit.policy.next_pause(time.monotonic(), has_sibling=has_sibling)
         if pause is None:
             times = f"{MAX_RESTARTS} restarts in {WINDOW_S:.0f} s"
             self._fail(EXIT_FAILED, f"{unit.told} keeps ending ({times}): giving up")

@@ -176,6 +176,12 @@ async def test_a_service_that_keeps_dying_beside_a_ready_sibling_is_tried_on(
     assert failing["num_failures"] == MAX_RESTARTS + 2
     assert abs(failing["next_start_at"] - time.time()) < LIMIT_S
     assert "failing" not in page["services"]["scheduler-1"]
+    # An end that was asked for is none of these failures, and forgets none.
+    await mesh.until(lambda _: mesh.supervisor._states["scheduler"] == "ready")
+    await mesh.end_again("scheduler", 1, signal.SIGTERM)
+    assert "\nscheduler: starting again in 0.5 s" in mesh.screen.getvalue()
+    page = json.loads((mesh.run_dir.path / STATE_FILE).read_text())
+    assert page["services"]["scheduler"]["failing"] == failing
     mesh.stop.set()
     assert await running == 0
 
