@@ -4,8 +4,8 @@ Whatever is ready goes out in one message; a message that comes in is handed out
 When the stream breaks its owner is told once, nothing of it is sent on the next one, and the link
 connects again by itself. Every stream has its own channel: a peer that comes back is reached at
 once, not after a back-off that grew while it was away. A stream is up once the peer has said
-something, which both contracts bid it do at once: what only takes connections is no such peer, and
-one that is up for moments only is tried less and less often.
+something, which both contracts bid it do within about a second: what only takes connections is no
+such peer, and one that is up for moments only is tried less and less often.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shared.rpc import open_channel
 
 RECONNECT_MIN_S: Final = 0.1
 RECONNECT_MAX_S: Final = 2.0
-# A peer of the contract says something at once; a busy one may take a while.
+# A peer of the contract says something soon; a busy one may take a while.
 FIRST_MESSAGE_S: Final = 5.0
 # The same trouble is told again after so long.
 SAME_TROUBLE_S: Final = 60.0
