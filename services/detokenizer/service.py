@@ -46,7 +46,11 @@ class DetokenizerService:
         self._sides = ServiceSides(
             settings,
             service_name=SERVICE_NAME,
-            work=Work(num_live=lambda: len(self._live), refuse_new=self._refuse_new),
+            work=Work(
+                num_live=lambda: len(self._live),
+                refuse_new=self._refuse_new,
+                instance_id=self._schedulers.instance_id,
+            ),
             reason="no scheduler reached yet",
         )
 

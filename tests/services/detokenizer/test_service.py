@@ -30,6 +30,17 @@ async def test_it_serves_exactly_while_the_scheduler_is_reached(mesh: Mesh) -> N
     await until("SERVING")
 
 
+async def test_operators_and_frontends_are_told_the_same_name_of_the_run(mesh: Mesh) -> None:
+    frontend = mesh.connect()
+    await frontend.read_until(lambda: frontend.load is not None)
+    async with open_channel(str(mesh.settings.admin_address)) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)
+    assert frontend.load is not None
+    assert status.instance_id == frontend.load.instance_id != ""
+    frontend.call.cancel()
+
+
 async def test_a_drain_refuses_newcomers_and_lets_running_requests_end(mesh: Mesh) -> None:
     mesh.scheduler.pause_s = 0.005
     frontend = mesh.connect()
