@@ -22,11 +22,12 @@ def die_with_parent() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM)) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     # It may have died before the line above, or this is a grandchild: only a parent counts.
-    if os.getppid() != int(parent) and not _is_alive(int(parent)):
+    if os.getppid() != int(parent) and not is_alive(int(parent)):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that number, anybody's."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 
@@ -23,6 +22,7 @@ from services.launcher.status.mesh import (
 )
 from shared.errors import ConfigError
 from shared.health import probe
+from shared.parent import is_alive
 from shared.rpc import open_channel
 
 
@@ -47,10 +47,10 @@ async def ask(target: Target, timeout_s: float) -> ProcessRow:
 async def _ask(target: Target, timeout_s: float) -> ProcessRow:
     if target.admin_address is None:
         return _led(target)
-    is_alive = target.pid > 0 and _lives(target.pid)
+    is_there = target.pid > 0 and is_alive(target.pid)
     try:
         status, health = await asyncio.gather(
-            _status(target.admin_address, timeout_s, is_alive=is_alive), _health(target, timeout_s)
+            _status(target.admin_address, timeout_s, is_there=is_there), _health(target, timeout_s)
         )
     except ValueError as error:
         raise ConfigError(f"--admin-address {target.admin_address}: {error}") from None
@@ -61,14 +61,14 @@ async def _ask(target: Target, timeout_s: float) -> ProcessRow:
 
 
 async def _status(
-    address: str, timeout_s: float, *, is_alive: bool
+    address: str, timeout_s: float, *, is_there: bool
 ) -> admin_pb2.GetStatusResponse | str:
     """What AdminService says, or why nothing; a process that lives is given the whole time."""
     async with open_channel(address) as channel:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         try:
             answer: admin_pb2.GetStatusResponse = await stub.GetStatus(
-                admin_pb2.GetStatusRequest(), timeout=timeout_s, wait_for_ready=is_alive
+                admin_pb2.GetStatusRequest(), timeout=timeout_s, wait_for_ready=is_there
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -127,16 +127,8 @@ def _given(message: admin_pb2.GetStatusResponse | admin_pb2.ReplicaStatus) -> in
 
 def _led(target: Target) -> ProcessRow:
     """A rank without a door of its own: that it lives is all that can be seen."""
-    if not _lives(target.pid):
+    if not is_alive(target.pid):
         return ProcessRow(
             name=target.name, service="worker", state=AWAY, reason="ended", pid=target.pid
         )
     return ProcessRow(name=target.name, service="worker", state=LED, pid=target.pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
