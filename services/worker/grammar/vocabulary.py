@@ -5,7 +5,6 @@ grammar never matches one, so a string that spells `<tool_call>` stays text.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -31,6 +30,11 @@ class EngineVocabulary:
         self.size = len(vocabulary)
         self._tokenizer = tokenizer
         self._engine = LLTokenizer(TokenizerWrapper(_Source(tokenizer)), n_vocab=self.size)
+        # Here, since it takes as long as a step: the first row that needs it would hold up all.
+        self.blanks: Mapping[int, int] = {
+            token: len(text) for token, text in enumerate(vocabulary.token_bytes) if text.isspace()
+        }
+        """Tokens that are nothing but blanks and line breaks, with their number of bytes."""
 
     @property
     def control(self) -> ControlTokens:
@@ -46,12 +50,6 @@ class EngineVocabulary:
     def num_words(self) -> int:
         """32-bit words of a mask."""
         return -(-self.size // 32)
-
-    @cached_property
-    def blanks(self) -> Mapping[int, int]:
-        """Tokens that are nothing but blanks and line breaks, with their number of bytes."""
-        tokens = self._tokenizer.vocabulary.token_bytes
-        return {token: len(text) for token, text in enumerate(tokens) if text and text.isspace()}
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the start of a grammar; one that is wrong is in its error state."""

@@ -39,3 +39,14 @@ def test_errors_do_not_quote_the_grammar(vocabulary: EngineVocabulary) -> None:
     matcher.consume_token(vocabulary.control.think)
     assert matcher.is_error()
     assert "start:" not in matcher.get_error()
+
+
+def test_blanks_are_counted_before_a_row_needs_them(
+    vocabulary: EngineVocabulary, tokenizer: GlmTokenizer
+) -> None:
+    """Of 150,000 tokens that takes as long as a step."""
+    blanks, texts = vars(vocabulary)["blanks"], tokenizer.vocabulary.token_bytes
+    assert blanks
+    for token, text in enumerate(texts):
+        expected = len(text) if text and not text.strip() else None
+        assert blanks.get(token) == expected
