@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.close_delimited import CloseDelimited
 from services.frontend.http_protocol import connection_of
 from services.frontend.http_server import HttpServer, bind
+from tests.services.frontend.raw_http import exchange_bytes
 
 PIECES = (b"data: 1\n\n", b"", b"data: " + b"x" * 100_000 + b"\n\n", b"data: [DONE]\n\n")
 GET = b"GET / HTTP/%b\r\nhost: x\r\nconnection: keep-alive\r\n\r\n"
@@ -28,12 +29,8 @@ async def whole(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-async def exchange_bytes(server: HttpServer, data: bytes) -> tuple[bytes, bytes]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(data)
-    async with asyncio.timeout(30):
-        answer = await reader.read()
-    writer.close()
+async def exchange_parts(server: HttpServer, data: bytes) -> tuple[bytes, bytes]:
+    answer = await exchange_bytes(server.port, data)
     head, _, body = answer.partition(b"\r\n\r\n")
     return head.lower(), body
 
@@ -41,7 +38,7 @@ async def exchange_bytes(server: HttpServer, data: bytes) -> tuple[bytes, bytes]
 async def test_a_stream_to_an_old_client_has_no_chunks_and_ends_with_the_connection() -> None:
     server = HttpServer(stream, bind("127.0.0.1", 0))
     await server.start()
-    head, body = await exchange_bytes(server, GET % b"1.0")
+    head, body = await exchange_parts(server, GET % b"1.0")
     assert b"transfer-encoding" not in head
     assert b"content-length" not in head
     assert b"connection: close" in head
@@ -52,7 +49,7 @@ async def test_a_stream_to_an_old_client_has_no_chunks_and_ends_with_the_connect
 async def test_a_stream_to_a_client_of_today_has_chunks() -> None:
     server = HttpServer(stream, bind("127.0.0.1", 0))
     await server.start()
-    head, body = await exchange_bytes(server, GET.replace(b"keep-alive", b"close") % b"1.1")
+    head, body = await exchange_parts(server, GET.replace(b"keep-alive", b"close") % b"1.1")
     assert b"transfer-encoding: chunked" in head
     assert body.endswith(b"0\r\n\r\n")
     await server.stop()
@@ -61,7 +58,7 @@ async def test_a_stream_to_a_client_of_today_has_chunks() -> None:
 async def test_a_whole_answer_keeps_its_length() -> None:
     server = HttpServer(whole, bind("127.0.0.1", 0))
     await server.start()
-    head, body = await exchange_bytes(server, GET % b"1.0")
+    head, body = await exchange_parts(server, GET % b"1.0")
     assert b"content-length: 5" in head
     assert b"transfer-encoding" not in head
     assert body == b"hello"
@@ -76,7 +73,7 @@ async def test_answers_without_a_body_have_none() -> None:
     for app, method in ((nothing, b"GET"), (stream, b"HEAD")):
         server = HttpServer(app, bind("127.0.0.1", 0))
         await server.start()
-        head, body = await exchange_bytes(server, (GET % b"1.0").replace(b"GET", method))
+        head, body = await exchange_parts(server, (GET % b"1.0").replace(b"GET", method))
         assert head.startswith(b"http/1.1 20")
         assert b"transfer-encoding" not in head
         assert body == b""
@@ -94,7 +91,7 @@ async def test_a_stream_that_breaks_off_does_not_look_whole(fails: bool) -> None
     server = HttpServer(broken, bind("127.0.0.1", 0))
     await server.start()
     with pytest.raises(ConnectionResetError):
-        await exchange_bytes(server, GET % b"1.0")
+        await exchange_parts(server, GET % b"1.0")
     await server.stop()
 
 
@@ -110,7 +107,7 @@ async def test_frames_for_an_old_client_go_the_long_way() -> None:
 
     server = HttpServer(straight, bind("127.0.0.1", 0))
     await server.start()
-    _, body = await exchange_bytes(server, GET % b"1.0")
+    _, body = await exchange_parts(server, GET % b"1.0")
     assert (outcome, body) == ([False], b"frame")
     await server.stop()
 
@@ -134,7 +131,7 @@ async def test_a_stream_under_way_is_told_from_the_rest_of_an_answer(version: by
 
     server = HttpServer(watched, bind("127.0.0.1", 0))
     await server.start()
-    await exchange_bytes(server, (GET % version).replace(b"keep-alive", b"close"))
+    await exchange_parts(server, (GET % version).replace(b"keep-alive", b"close"))
     assert looks == [False, True, True, False]
     await server.stop()
 
@@ -147,7 +144,7 @@ async def test_an_old_client_gets_no_interim_answer() -> None:
     server = HttpServer(read, bind("127.0.0.1", 0))
     await server.start()
     post = b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\nabc"
-    head, _ = await exchange_bytes(server, post)
+    head, _ = await exchange_parts(server, post)
     assert head.startswith(b"http/1.1 200 ")
     await server.stop()
 

@@ -12,6 +12,7 @@ from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, S
 from shared.errors import FailureReason, RequestError
 from shared.sampling import ReplayScript, SamplingSpec
 from tests.services.frontend.fake_detokenizer import Behaviour, FakeDetokenizer
+from tests.services.frontend.waits import until
 
 
 def submission(request_id: str = "r", *, num_tokens: int = 3, n: int = 1) -> Submission:
@@ -53,12 +54,6 @@ async def client(fake: FakeDetokenizer) -> AsyncIterator[DetokenizerClient]:
     yield client
     task.cancel()
     await asyncio.wait({task})
-
-
-async def until(is_so) -> None:  # noqa: ANN001
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.005)
 
 
 async def test_a_submit_carries_everything(

@@ -17,6 +17,7 @@ from services.frontend.submission import ObjectKind, OutputPlan, SequencePlan, S
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec
 from tests.services.frontend.fake_detokenizer import TEXT, Behaviour, FakeDetokenizer
+from tests.services.frontend.waits import until
 
 SILENT = Behaviour(silent_after=0)
 
@@ -37,12 +38,6 @@ def submission(request_id: str = "r", *, n: int = 1, is_stream: bool = True) -> 
         ),
         timeout_ms=60_000,
     )
-
-
-async def until(is_so) -> None:  # noqa: ANN001
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -8,20 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.http_protocol import connection_of
 from services.frontend.http_server import HttpServer, bind
-
-
-async def exchange_bytes(port: int, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
-    async with asyncio.timeout(30):
-        answer = await reader.read()
-    writer.close()
-    return answer
-
-
-async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"hello"})
+from tests.services.frontend.raw_http import exchange_bytes, hello
 
 
 @pytest.mark.parametrize("data", [b"GARBAGE\r\n\r\n", b"\x00\x01\x02\r\n\r\n", b"\x16\x03\x01\x02"])

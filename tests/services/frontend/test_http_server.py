@@ -10,20 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.http_server import HttpServer, bind, raise_file_limit
 from shared.errors import ConfigError
-
-
-async def exchange_bytes(port: int, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
-    async with asyncio.timeout(30):
-        answer = await reader.read()
-    writer.close()
-    return answer
-
-
-async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"hello"})
+from tests.services.frontend.raw_http import exchange_bytes, hello
 
 
 def test_the_process_may_open_as_many_sockets_as_the_system_allows() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.services.frontend.conftest import Mesh
 from tests.services.frontend.fake_detokenizer import TEXT, Behaviour
+from tests.services.frontend.waits import until
 
 TURNS = [{"role": "user", "content": "Hi"}]
 ASKS: dict[str, dict[str, Any]] = {
@@ -29,9 +30,7 @@ def ask(mesh: Mesh, path: str, **fields: Any) -> "asyncio.Task[httpx.Response]":
 async def lose(mesh: Mesh) -> None:
     """Kill the detokenizer, and start it again."""
     await mesh.fake.stop()
-    async with asyncio.timeout(30):
-        while mesh.gateway.detokenizers.is_connected:  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.005)
+    await until(lambda: not mesh.gateway.detokenizers.is_connected)
     mesh.fake.behaviour = Behaviour()
     await mesh.fake.start()
 
@@ -112,12 +111,9 @@ async def test_a_client_that_hangs_up_in_the_gap_leaves_nothing(mesh: Mesh) -> N
     await mesh.fake.wait_until(lambda: mesh.fake.submits)
     await mesh.fake.stop()
     pool = mesh.gateway.detokenizers
-    async with asyncio.timeout(30):
-        while pool.is_connected or not pool.num_open:  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.005)
-        asking.cancel()
-        while mesh.gateway.admission.num_running:  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.005)
+    await until(lambda: not pool.is_connected and pool.num_open)
+    asking.cancel()
+    await until(lambda: not mesh.gateway.admission.num_running)
     await mesh.fake.start()
     await mesh.wait_until_connected()
     assert len(mesh.fake.submits) == 1

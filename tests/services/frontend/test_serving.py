@@ -11,6 +11,7 @@ import pytest
 from protos.glm.v1 import common_pb2
 from tests.services.frontend.conftest import Mesh
 from tests.services.frontend.fake_detokenizer import PIECES, TEXT, Behaviour
+from tests.services.frontend.waits import until
 
 
 def events_of(text: str) -> list[str]:
@@ -149,7 +150,7 @@ async def test_a_client_that_hangs_up_aborts_its_request(
     await mesh.fake.wait_until(lambda: mesh.fake.aborted)
     assert time.monotonic() - started < 5
     assert mesh.fake.aborted == [mesh.fake.submits[0].stream_id]
-    await _until(lambda: not mesh.gateway.admission.num_running)
+    await until(lambda: not mesh.gateway.admission.num_running)
     assert mesh.gateway.detokenizers.num_open == 0
     page = (await mesh.http.get("/metrics")).text
     assert "glm_mesh:client_disconnects_total 1.0" in page
@@ -161,9 +162,9 @@ async def test_a_client_that_hangs_up_while_sending_leaves_nothing(mesh: Mesh) -
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         b"content-length: 100\r\n\r\n{"
     )
-    await _until(lambda: mesh.gateway.admission.num_running == 1)
+    await until(lambda: mesh.gateway.admission.num_running == 1)
     writer.close()
-    await _until(lambda: mesh.gateway.admission.num_running == 0)
+    await until(lambda: mesh.gateway.admission.num_running == 0)
     assert not mesh.fake.submits
 
 
@@ -208,7 +209,7 @@ class TestFull:
         assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert response.json()["error"]["type"] == "rate_limit_error"
         first.cancel()
-        await _until(lambda: not mesh.gateway.admission.num_running)
+        await until(lambda: not mesh.gateway.admission.num_running)
         mesh.fake.behaviour = Behaviour()
         assert (await mesh.chat()).status_code == 200
 
@@ -250,9 +251,3 @@ class TestReplay:
 
 def _chat(**fields: Any) -> dict[str, Any]:
     return {"model": "nano", "messages": [{"role": "user", "content": "Hi"}], **fields}
-
-
-async def _until(is_so: Any) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.01)

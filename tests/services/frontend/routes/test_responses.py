@@ -14,6 +14,7 @@ import pytest
 from services.frontend.response_store import ResponseTable, StoreBounds, StoredResponse
 from tests.services.frontend.conftest import NAME, Mesh
 from tests.services.frontend.fake_detokenizer import TEXT, Behaviour
+from tests.services.frontend.waits import until
 
 
 async def test_the_sdk_creates_retrieves_and_deletes(mesh: Mesh) -> None:
@@ -132,9 +133,7 @@ async def test_a_background_response_can_be_cancelled(mesh: Mesh) -> None:
 
 
 async def wait_until_idle(mesh: Mesh) -> None:
-    async with asyncio.timeout(30):
-        while mesh.gateway.admission.num_running:  # noqa: ASYNC110  # told by no event
-            await asyncio.sleep(0.01)
+    await until(lambda: not mesh.gateway.admission.num_running)
 
 
 @pytest.mark.parametrize("end", ["finished", "failed", "never"])
