@@ -1,11 +1,11 @@
 """The whole mesh on this machine: one with glm-nano, one in replay mode, each started once."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 
 HERE = Path(__file__).parent
 
@@ -15,16 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-
-
-def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Mesh]:
-    mesh = Mesh(*flags, environment=environment)
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 @pytest.fixture(scope="session")

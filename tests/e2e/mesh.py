@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,11 @@ class Mesh:
         return openai.OpenAI(base_url=f"{self.url}/v1", http_client=self._http, **settings)
 
     def metric(self, name: str) -> float:
-        """Value of a series, summed over its labels."""
+        """Value of a metric, summed over its labels."""
+        return sum(self.values(name))
+
+    def values(self, name: str) -> list[float]:
+        """Values of a metric, one for each set of labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
         values = [
             float(line.rsplit(" ", 1)[1])
@@ -93,7 +97,7 @@ class Mesh:
             if line.split("{")[0].split(" ")[0] == name
         ]
         assert values, f"{name} is not on the page"
-        return sum(values)
+        return values
 
     def until_idle(self) -> None:
         """Wait until no block is in use and nothing runs or waits."""
@@ -150,6 +154,17 @@ class Mesh:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._screen.append(line)
+
+
+def running(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Mesh]:
+    """A mesh for a fixture: stopped behind it, and in good order."""
+    mesh = Mesh(*flags, environment=environment)
+    try:
+        yield mesh
+    finally:
+        code = mesh.stop()
+        mesh.remove()
+    assert code == 0, mesh.screen
 
 
 def is_alive(pid: int) -> bool:

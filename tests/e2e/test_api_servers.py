@@ -9,8 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 
 NUM_REQUESTS = 24
 # Takes longer than what is asked of it here.

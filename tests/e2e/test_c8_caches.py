@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 from tools.nano.tasks import make_task
 
 BLOCK_BYTES = 128 * (5 * 656 + 3 * 130)  # five layers, three of them with an indexer
@@ -14,14 +14,10 @@ CONFIG = {"enable_sparse_li_c8": True, "enable_sparse_sfa_c8": True}
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    mesh = Mesh(
+    yield from running(
         *("--additional-config", json.dumps(CONFIG)),
         *("--kv-cache-memory-bytes", str(200 * BLOCK_BYTES)),
     )
-    yield mesh
-    code = mesh.stop()
-    mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def test_a_page_is_looked_up_in_eight_bits(mesh: Mesh) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.e2e.cancels import Crowd, Holdings, look
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 
 # Few sequences at once and few blocks: clients leave while they wait, too, and after they had to.
 FLAGS = (

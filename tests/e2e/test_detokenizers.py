@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 
 TEXT = "word " * 400 + "end"
 LONG = "word " * 1500

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 from tests.e2e.test_chat import WORDS, ask
 
 DRAFTS = '{"num_speculative_tokens": 3, "method": "deepseek_mtp", "enforce_eager": true}'

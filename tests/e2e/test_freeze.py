@@ -16,7 +16,7 @@ import pytest
 from protos.glm.v1 import admin_pb2, admin_pb2_grpc
 from shared.health import probe
 from shared.rpc import open_channel
-from tests.e2e.mesh import Mesh, is_alive, replay
+from tests.e2e.mesh import Mesh, is_alive, replay, running
 
 STEP_TIMEOUT_S = 1.0
 BODY: dict[str, Any] = {
@@ -29,19 +29,13 @@ BODY: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """A mesh with short limits, told by the environment."""
-    mesh = Mesh(
+    yield from running(
         *("--worker", "replay"),
         environment={
             "GLM_MESH_SCHEDULER_STEP_TIMEOUT_S": str(STEP_TIMEOUT_S),
             "GLM_MESH_FRONTEND_CLIENT_STALL_TIMEOUT_S": "1",
         },
     )
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def test_a_frozen_worker_is_found_by_its_missing_step(mesh: Mesh) -> None:

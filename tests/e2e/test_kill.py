@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.mesh import SERVICES, Mesh, replay
+from tests.e2e.mesh import SERVICES, Mesh, replay, running
 
 LONG = "word " * 1_200 + "end"
 BODY = {
@@ -26,13 +26,7 @@ MAX_RESTART_S = 15.0
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """A mesh of its own: the others are not to be killed."""
-    mesh = Mesh("--worker", "replay")
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
+    yield from running("--worker", "replay")
 
 
 class Reader:

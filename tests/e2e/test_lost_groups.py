@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.drills import Group, Loss, Stream, read_all
@@ -69,9 +68,7 @@ def undisturbed(group: Group) -> list[list[int]]:
 
 def steps(group: Group) -> list[float]:
     """Of each replica."""
-    page = httpx.get(f"{group.mesh.url}/metrics", timeout=10).text.splitlines()
-    name = "glm_mesh:replica_steps_total{"
-    return [float(line.rsplit(" ", 1)[1]) for line in page if line.startswith(name)]
+    return group.mesh.values("glm_mesh:replica_steps_total")
 
 
 def lose(group: Group, loss: Loss) -> list[Stream]:

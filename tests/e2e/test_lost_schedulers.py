@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh, is_alive
+from tests.e2e.mesh import Mesh, is_alive, running
 
 MANY = 16
 # Long enough that all of them run when the last one has begun.
@@ -187,11 +186,7 @@ def test_a_text_that_goes_on_returns_to_where_its_start_is_cached(two: Mesh) -> 
             usage = httpx.post(f"{two.url}/v1/completions", json=body, timeout=30).json()["usage"]
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     assert min(cached) >= 4 * 128, "the blocks that it is ranked by, and more"
-    steps = [
-        float(line.rsplit(" ", 1)[1])
-        for line in httpx.get(f"{two.url}/metrics", timeout=10).text.splitlines()
-        if line.startswith("glm_mesh:replica_steps_total{")
-    ]
+    steps = two.values("glm_mesh:replica_steps_total")
     assert len(steps) == 2
     assert min(steps) > 0, "prompts go to both"
 

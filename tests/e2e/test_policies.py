@@ -8,8 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 from tools.nano.tasks import make_task
 
 FLAGS = ("--dtype", "float32", "--num-threads", "1")

@@ -7,8 +7,7 @@ import httpx
 import pytest
 from openai.types import CompletionUsage
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 from tools.nano.tasks import make_task
 
 SIZE = 128
@@ -17,11 +16,7 @@ FLAGS = ("--dtype", "float32", "--num-threads", "1", "--block-size", "128")
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    mesh = Mesh(*FLAGS, environment={"VLLM_SERVER_DEV_MODE": "1"})
-    yield mesh
-    code = mesh.stop()
-    mesh.remove()
-    assert code == 0, mesh.screen
+    yield from running(*FLAGS, environment={"VLLM_SERVER_DEV_MODE": "1"})
 
 
 @pytest.fixture(scope="module")

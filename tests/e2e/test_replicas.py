@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 
 LONG = "word " * 1_200 + "end"
 BODY: dict[str, Any] = {
@@ -24,13 +24,7 @@ BODY: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Mesh]:
     """Two replicas that need not know of each other."""
-    mesh = Mesh("--worker", "replay", "--data-parallel-size", "2")
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
+    yield from running("--worker", "replay", "--data-parallel-size", "2")
 
 
 class Reader(threading.Thread):
@@ -71,12 +65,7 @@ def test_requests_are_spread_over_both_replicas(apart: Mesh) -> None:
     read_all(readers)
     assert [reader.text for reader in readers] == [LONG] * 4
     assert apart.address("worker.1") != apart.address("worker")
-    text = httpx.get(f"{apart.url}/metrics", timeout=10).text
-    steps = [
-        float(line.rsplit(" ", 1)[1])
-        for line in text.splitlines()
-        if line.startswith("glm_mesh:replica_steps_total{")
-    ]
+    steps = apart.values("glm_mesh:replica_steps_total")
     assert len(steps) == 2
     assert min(steps) > 100
 

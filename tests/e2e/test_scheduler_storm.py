@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import running
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 
 NAMES = ("scheduler", "scheduler-1", "scheduler-2")
 NUM_READERS = 16

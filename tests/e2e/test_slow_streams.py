@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.asks import CHAT, MESSAGES, RESPONSES, Ask, said
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 from tests.e2e.visitors import Place, request
 
 TIMEOUT_S = 6
@@ -19,19 +19,13 @@ LONG = "word " * 7000
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """With little patience."""
-    mesh = Mesh(
+    yield from running(
         *("--worker", "replay"),
         environment={
             "GLM_MESH_FRONTEND_SSE_KEEP_ALIVE_INTERVAL": "0.2",
             "GLM_MESH_FRONTEND_REQUEST_TIMEOUT_S": str(TIMEOUT_S),
         },
     )
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def fields(path: str, text: str) -> dict[str, Any]:

@@ -12,22 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.mesh import Mesh, replay
+from tests.e2e.mesh import Mesh, replay, running
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Mesh]:
     """Two schedulers with a replica each, two of everything in front of them."""
-    mesh = Mesh(
+    yield from running(
         *("--worker", "replay", "--scheduler-count", "2"),
         *("--detokenizer-count", "2", "--api-server-count", "2"),
     )
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def ask(mesh: Mesh, *flags: str) -> tuple[int, str]:

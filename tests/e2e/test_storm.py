@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.cancels import Holdings, look
-from tests.e2e.mesh import SERVICES, Mesh
+from tests.e2e.mesh import SERVICES, Mesh, running
 from tests.e2e.storm import Outcome, Storm
 
 STALL_TIMEOUT_S = 5
@@ -28,7 +28,7 @@ MAX_GROWTH_MIB = 16
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
     """Where who stalls is cut soon."""
-    mesh = Mesh(
+    yield from running(
         *FLAGS,
         environment={
             "GLM_MESH_FRONTEND_CLIENT_STALL_TIMEOUT_S": str(STALL_TIMEOUT_S),
@@ -37,12 +37,6 @@ def mesh() -> Iterator[Mesh]:
             "GLM_MESH_FRONTEND_VERDICT_TIMEOUT_S": "100",
         },
     )
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def loud_lines(mesh: Mesh) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.e2e.mesh import Mesh
+from tests.e2e.mesh import Mesh, running
 
 LENGTH = 500
 PATTERN = f"[a-z ]{{{LENGTH}}}"
@@ -27,16 +27,10 @@ BODY = {
 @pytest.fixture
 def mesh() -> Iterator[Mesh]:
     """Whose sequences wait long enough for their worker."""
-    mesh = Mesh(
+    yield from running(
         *("--dtype", "float32", "--num-threads", "1"),
         environment={"GLM_MESH_SCHEDULER_WORKER_GRACE_S": "60"},
     )
-    try:
-        yield mesh
-    finally:
-        code = mesh.stop()
-        mesh.remove()
-    assert code == 0, mesh.screen
 
 
 def test_a_resumed_answer_goes_on_in_its_grammar(mesh: Mesh) -> None:
