@@ -10,6 +10,7 @@ _SIZES = "compilation_config.cudagraph_capture_sizes"
 _DRAFTS = "speculative_config.num_speculative_tokens"
 _TP = "tensor_parallel_size"
 _SEQS = "settings.max_num_seqs"
+_TOKENS = "settings.max_num_batched_tokens"
 _XLITE = "additional_config.xlite_graph_config.enabled"
 _GRAPH = "vllm-ascend platform.py"
 # The worker's own, where nothing is said.
@@ -58,7 +59,8 @@ def _exceeds(sizes: set[int], bound: int | None) -> bool:
 def _no_size_is_left(asked: Deployment) -> bool:
     sizes, most = _rounded(asked), _most_rows(asked)
     bound = _DEFAULT_SEQS * _num_rows(asked) if most is None else most
-    return bool(sizes) and min(sizes) > bound
+    num_tokens = asked.settings.max_num_batched_tokens
+    return bool(sizes) and min(sizes) > min(bound, num_tokens or bound)
 
 
 def _hangs_when_full(asked: Deployment) -> bool:
@@ -140,15 +142,16 @@ CAPTURE: Final = (
     ),
     Conflict(
         key="sizes-none",
-        names=(_SIZES, _SEQS),
+        names=(_SIZES, _SEQS, _TOKENS),
         holds=_no_size_is_left,
         outcome=Outcome.REFUSE,
-        text="every size is beyond 1 + drafts of all sequences: no step would be captured",
+        text="every size is beyond 1 + drafts of all sequences, or the tokens of a step: no step "
+        "would be captured",
         source="own",
     ),
     Conflict(
         key="sizes-tokens",
-        names=(_SIZES, "settings.max_num_batched_tokens"),
+        names=(_SIZES, _TOKENS),
         holds=lambda asked: _exceeds(_rounded(asked), asked.settings.max_num_batched_tokens),
         outcome=Outcome.WARN,
         text="sizes beyond the tokens of a step are left out",

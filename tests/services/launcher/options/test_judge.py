@@ -33,6 +33,10 @@ def test_sizes_are_judged_where_no_mode_is_given_too() -> None:
     assert any("are never used" in line for line in verdict(text).lines)
     text = """--compilation-config '{"cudagraph_capture_sizes":[512]}'"""
     assert any("no step would be captured" in line for line in verdict(text).refusals)
+    text = join("--max-num-batched-tokens 64", graphs(sizes=[128, 192]))
+    assert any("no step would be captured" in line for line in verdict(text).refusals)
+    text = join("--max-num-batched-tokens 128", graphs(sizes=[128, 192]))
+    assert not verdict(text).refusals
 
 
 def test_stages_capture_nothing_and_say_so() -> None:
