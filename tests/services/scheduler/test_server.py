@@ -82,7 +82,8 @@ async def test_a_scheduler_without_work_says_so_twice_a_second(running: Running)
         async with asyncio.timeout(LIMIT_S):
             num_silent += not (await peer.call.read()).ByteSize()
     took = asyncio.get_running_loop().time() - started
-    assert 1.2 < took < 3.0, "half a second each"
+    # Five seconds of silence count as a loss.
+    assert 1.2 < took < 5.0, "half a second each"
     peer.call.cancel()
 
 
