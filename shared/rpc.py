@@ -122,6 +122,15 @@ async def serve_until_stopped(
             _logger.error("server did not stop in %.1f s, given up", grace_s + STOP_MARGIN_S)
 
 
+def is_task_cancelled() -> bool:
+    """Whether a `CancelledError` is meant for this task.
+
+    A call on a channel that was closed, or that another task gave up, raises one too.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 def channel_options(max_receive_mib: int, keepalive_ms: int) -> Options:
     """Options of every channel."""
     return [

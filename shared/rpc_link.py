@@ -21,7 +21,7 @@ import grpc.aio
 
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
-from shared.rpc import open_channel
+from shared.rpc import is_task_cancelled, open_channel
 
 RECONNECT_MIN_S: Final = 0.1
 RECONNECT_MAX_S: Final = 2.0
@@ -152,8 +152,7 @@ class ConnectLink:
                 self._tell_trouble(f"it broke the contract: {error}")
             except asyncio.CancelledError:
                 # Reading a call that the writer gave up raises this too; only ours is passed on.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if is_task_cancelled():
                     raise
             finally:
                 if call is not None:

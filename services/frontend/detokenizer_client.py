@@ -182,8 +182,7 @@ class DetokenizerClient:
         except grpc.aio.AioRpcError as error:
             raise rpc.error_from_rpc(error) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if rpc.is_task_cancelled():
                 raise
             # Nobody cancelled us: the channel was closed under the call, the connection is lost.
             raise self._link.lost_error() from None

@@ -23,7 +23,7 @@ from services.scheduler.plan import (
 )
 from shared.constraint import Constraint
 from shared.errors import RequestError
-from shared.rpc import error_from_rpc, open_channel
+from shared.rpc import error_from_rpc, is_task_cancelled, open_channel
 from shared.wire import (
     failure_from_proto,
     logprobs_from_proto,
@@ -91,8 +91,7 @@ class WorkerSession:
         try:
             answer = await stub.PrepareSequence(request, timeout=PREPARE_TIMEOUT_S)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_task_cancelled():
                 raise
             # Nobody cancels this task: the channel was closed, and its calls with it.
             raise WorkerLostError("the epoch ended") from None

@@ -250,3 +250,22 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+async def test_a_cancelled_task_is_told_from_a_cancelled_call() -> None:
+    told: list[bool] = []
+
+    async def wait(what: "asyncio.Future[None]") -> None:
+        try:
+            await what
+        except asyncio.CancelledError:
+            told.append(rpc.is_task_cancelled())
+
+    loop = asyncio.get_running_loop()
+    calls = [loop.create_future() for _ in range(2)]
+    tasks = [asyncio.create_task(wait(call)) for call in calls]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks)
+    assert told == [False, True]
