@@ -30,6 +30,7 @@ T = TypeVar("T")
 _logger = get_logger(__name__)
 
 _BUSY_S: Final = 5.0
+_BUSY_PAUSE_S: Final = 0.005
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, tenant TEXT, expires REAL,
@@ -73,6 +74,28 @@ class StoreBounds:
     ttl_s: float
 
 
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Switch the file to a write-ahead log, once others that do so at this moment allow it.
+
+    SQLite refuses one of them at once, whatever the connection's timeout.
+
+    Raises:
+        sqlite3.OperationalError: It stayed locked.
+    """
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if (
+                error.sqlite_errorcode & 0xFF
+            ) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_PAUSE_S)
+        else:
+            return
+
+
 class ResponseTable:
     """The table itself; not for several threads.
 
@@ -92,7 +115,7 @@ class ResponseTable:
         )
         if path is not None:
             path.chmod(0o600)  # what people said to the model
-            self._db.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(self._db)
             # A crash of the machine may lose the last ones; a crash of the process does not.
             self._db.execute("PRAGMA synchronous=NORMAL")
         with self._db:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,45 @@ async def test_several_open_a_new_file_at_once(path: Path) -> None:
         assert await store.put(f"r{number}", "", work())
     for store in stores:
         store.close()
+
+
+class Contended(sqlite3.Connection):
+    """What two that switch a new file at the same moment see, as often as asked.
+
+    SQLite answers one of them at once then, whatever its timeout.
+    """
+
+    num_left = 0
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if "journal_mode" in statement and Contended.num_left:
+            Contended.num_left -= 1
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+            raise error
+        return super().execute(statement, *values)
+
+
+@pytest.fixture
+def contended(monkeypatch: pytest.MonkeyPatch) -> type[Contended]:
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Contended))
+    return Contended
+
+
+async def test_others_that_open_a_new_file_at_the_moment_are_waited_for(
+    path: Path, contended: type[Contended]
+) -> None:
+    contended.num_left = 3
+    store = ResponseStore(path, BOUNDS)
+    assert contended.num_left == 0
+    assert await store.put("r1", "", work())
+    store.close()
+
+
+def test_a_file_that_stays_locked_is_an_error(
+    path: Path, contended: type[Contended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_store, "_BUSY_S", 0.05)
+    contended.num_left = 10**6
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        ResponseStore(path, BOUNDS)
