@@ -39,14 +39,15 @@ MAX_TOKENS: Final = 2048
 # them since a token of one costs more. Clients and requests of the second run.
 PHASES: Final = (
     *((1, 8, 60), (1, 4, 300), (4, 16, 60), (16, 48, 60)),
-    *((16, 32, 400), (48, 144, 60), (48, 96, 150)),
+    *((16, 48, 400), (2, 12, 600), (48, 144, 60), (48, 96, 150)),
 )
 FIRST_TOKENS: Final = 48
 SECOND: Final = (32, 96)
 SECOND_WORDS: Final = 240
 SECOND_TOKENS: Final = 64
-# Sums over fewer steps than this say more of their edges than of the steps.
+# Sums over fewer steps, or seconds, than these say more of their edges than of the steps.
 MIN_STEPS: Final = 8
+MIN_SUM_S: Final = 0.6
 # After a phase: its last look is there by then.
 PAUSE_S: Final = 0.4
 
@@ -214,7 +215,7 @@ def _sums(looks: list[Look]) -> Iterator[tuple[Look, Look]]:
             before = None
         elif before is None:
             before = look
-        elif look.num_steps - before.num_steps >= MIN_STEPS:
+        elif look.num_steps - before.num_steps >= MIN_STEPS and look.at - before.at >= MIN_SUM_S:
             yield before, look
             before = look
 
