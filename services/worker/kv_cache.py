@@ -73,6 +73,14 @@ class KVCaches:
     layers: tuple[LayerCache, ...]
     num_blocks: int
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Each tensor of each layer."""
+        for layer in self.layers:
+            for field in dict.fromkeys(_FIELDS.values()):
+                tensor: Tensor | None = getattr(layer, field)
+                if tensor is not None:
+                    yield tensor
+
 
 # Field of a layer's caches that holds a group's tensor.
 _FIELDS = {
@@ -197,7 +205,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on a CPU without touching the memory.
 
     torch.zeros writes every page: 0.4 to 1 s for the default 512 MiB, at each start. Fresh pages of
-    the system are zero already and take memory only once a block is used.
+    the system are zero already, and whoever serves has them taken in the background (prefault.py).
     """
     if device.type != "cpu":
         # As bytes: not every device fills every 8-bit type.

@@ -38,6 +38,7 @@ from services.worker.npu_generation import choose_generation
 from services.worker.ops import native
 from services.worker.ops.device_rules import DeviceGuard
 from services.worker.plan import Capacity
+from services.worker.prefault import prefault
 from services.worker.quant.scheme import QuantDescription
 from services.worker.ranks import Alone, Ranks
 from services.worker.runner import BuildStoppedError, StepExecutor
@@ -108,6 +109,7 @@ def build_model_executor(
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
     gc.freeze()
+    prefault(caches)
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
     return ranks.finish(executor)
 

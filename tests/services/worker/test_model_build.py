@@ -179,6 +179,15 @@ def test_capacity_tells_what_was_built(oracle: Any) -> None:
     assert len(capacity.model_digest) == 64
 
 
+def test_the_memory_of_its_blocks_is_taken_in_the_background(
+    oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[KVCaches] = []
+    monkeypatch.setattr(model_build, "prefault", taken.append)
+    executor = build(oracle.path)
+    assert [caches.num_blocks for caches in taken] == [executor.capacity.num_blocks]
+
+
 def test_a_model_is_built_for_the_length_it_serves(
     oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

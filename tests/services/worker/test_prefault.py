@@ -1,0 +1,141 @@
+"""Memory of the KV blocks is there before they are used."""
+
+import errno
+import logging
+import resource
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker import prefault as prefault_module
+from services.worker.kv_cache import KVCaches, LayerCache, allocate, bytes_per_block
+from services.worker.model.config import ModelConfig
+from services.worker.model.spec import ModelSpec
+from services.worker.prefault import prefault
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def caches_of(values: dict[str, Any], num_bytes: int) -> KVCaches:
+    spec = ModelSpec(config=ModelConfig.from_dict(values), dtype=torch.bfloat16, device=CPU)
+    return allocate(spec, num_bytes // bytes_per_block(spec))
+
+
+def num_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def write_everywhere(caches: KVCaches) -> int:
+    """Write to each page of 4 KiB; how many of these the system had to give first."""
+    before = num_faults()
+    for tensor in caches.tensors():
+        tensor.view(torch.uint8).flatten()[:: 4 << 10].fill_(1)
+    return num_faults() - before
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page of 4 KiB is given by itself, whatever the machine does with large ones."""
+    monkeypatch.setattr("services.worker.kv_cache.prefer_huge_pages", lambda tensor: None)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_write_waits_for_no_page_once_the_memory_was_taken(tiny_values: dict[str, Any]) -> None:
+    cold = write_everywhere(caches_of(tiny_values, 64 * MIB))
+    caches = caches_of(tiny_values, 64 * MIB)
+    prefault(caches).join()
+    warm = write_everywhere(caches)
+    # A system may give several of the 16,384 at once; the interpreter takes some of its own.
+    assert cold > 500
+    assert warm < cold / 10
+
+
+def test_what_is_written_meanwhile_stays(tiny_values: dict[str, Any]) -> None:
+    caches = caches_of(tiny_values, 256 * MIB)
+    thread = prefault(caches)
+    for tensor in caches.tensors():
+        tensor[1:].fill_(3)
+    thread.join()
+    for tensor in caches.tensors():
+        assert not tensor[0].any()
+        assert bool((tensor[1:] == 3).all())
+
+
+class Pieces:
+    """Stands for the system's call: what was asked of it, and its answer from some call on."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+        """Bytes of the tensor, first and last byte that are wanted."""
+        self.error, self.good_calls = 0, 1 << 30
+
+    def __call__(self, tensor: Tensor, first: int, last: int) -> int:
+        self.asked.append((tensor.nbytes, first, last))
+        return self.error if len(self.asked) > self.good_calls else 0
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> Pieces:
+    pieces = Pieces()
+    monkeypatch.setattr(prefault_module, "populate", pieces)
+    return pieces
+
+
+def two_widths(num_blocks: int) -> KVCaches:
+    latent = torch.zeros((num_blocks, 128, 1, 512), dtype=torch.bfloat16)
+    layer = LayerCache(latent=latent, rope=torch.zeros((num_blocks, 128, 1, 64)), indexer=None)
+    return KVCaches(layers=(layer, layer), num_blocks=num_blocks)
+
+
+def test_blocks_come_in_the_order_in_which_they_are_given_out(pieces: Pieces) -> None:
+    caches = two_widths(50)
+    prefault(caches).join()
+    shares = [round(first / size, 6) for size, first, _ in pieces.asked]
+    assert shares == sorted(shares)
+    assert len(set(shares)) == 4
+    for tensor in caches.tensors():
+        own = [(first, last) for size, first, last in pieces.asked if size == tensor.nbytes]
+        # Twice, since both layers are alike.
+        assert [first for first, _ in own] == [0, 0, *(last for _, last in own[:-2])]
+        assert own[-1][1] == tensor.nbytes
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(errno.ENOMEM, "no memory left for KV blocks"), (errno.EINVAL, "")]
+)
+def test_a_system_that_gives_none_is_asked_once_and_nothing_fails(
+    pieces: Pieces, caplog: pytest.LogCaptureFixture, error: int, told: str
+) -> None:
+    caplog.set_level(logging.INFO, "services.worker.prefault")
+    pieces.error, pieces.good_calls = error, 5
+    prefault(two_widths(50)).join()
+    assert len(pieces.asked) == 6
+    assert [told in record.message for record in caplog.records] == ([True] if told else [])
+
+
+def test_caches_that_are_gone_are_left_alone(
+    pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    are_gone = threading.Event()
+
+    def after_they_are(tensor: Tensor, first: int, last: int) -> int:
+        assert are_gone.wait(30)
+        return pieces(tensor, first, last)
+
+    monkeypatch.setattr(prefault_module, "populate", after_they_are)
+    caches = two_widths(50)
+    thread = prefault(caches)
+    del caches
+    are_gone.set()
+    thread.join()
+    assert len(pieces.asked) == 1
+
+
+def test_caches_on_a_device_are_not_the_systems(pieces: Pieces) -> None:
+    layer = LayerCache(latent=torch.zeros((4, 128, 1, 512), device="meta"), rope=None, indexer=None)
+    prefault(KVCaches(layers=(layer,), num_blocks=4)).join()
+    assert not pieces.asked
