@@ -44,6 +44,7 @@ class Outbox(Generic[MessageT]):
         self._changed = asyncio.Event()
         self._is_over_full = False
         self._is_complete = False
+        self._writing: asyncio.Timeout | None = None
 
     def put(self, message: MessageT) -> None:
         """Queue a message; past the bound the writer ends with SLOW_READER."""
@@ -53,6 +54,8 @@ class Outbox(Generic[MessageT]):
         if self._messages and self._num_bytes + size > self._limits.max_bytes:
             self._is_over_full = True
             self._messages.clear()
+            if self._writing is not None:  # a write that gets nowhere need not be waited for
+                self._writing.reschedule(asyncio.get_running_loop().time())
         else:
             self._messages.append((message, size))
             self._num_bytes += size
@@ -69,10 +72,13 @@ class Outbox(Generic[MessageT]):
             while self._messages:
                 message, size = self._messages[0]
                 try:
-                    async with asyncio.timeout(self._limits.stall_s):
+                    async with asyncio.timeout(self._limits.stall_s) as self._writing:
                         await write(message)
                 except TimeoutError:
-                    raise self._slow(f"took nothing for {self._limits.stall_s:g} s") from None
+                    if not self._is_over_full:
+                        raise self._slow(f"took nothing for {self._limits.stall_s:g} s") from None
+                finally:
+                    self._writing = None
                 if self._is_over_full:
                     break
                 self._messages.popleft()

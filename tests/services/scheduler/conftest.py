@@ -172,6 +172,7 @@ class Running:
         self._task: asyncio.Task[None] | None = None
         self._worker_server: grpc.aio.Server | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._narrow: grpc.aio.Channel | None = None
 
     async def start(self, *, with_worker: bool = True, **changes: object) -> None:
         if with_worker:
@@ -224,7 +225,15 @@ class Running:
     def peer(self) -> Peer:
         return Peer(self.stub)
 
+    def narrow_peer(self) -> Peer:
+        """One for whom gRPC takes little on its own, whatever it makes of the connection."""
+        options = [("grpc.http2.bdp_probe", 0)]
+        self._narrow = grpc.aio.insecure_channel(self.address, options=options)
+        return Peer(scheduler_pb2_grpc.SchedulerServiceStub(self._narrow))
+
     async def end(self) -> None:
+        if self._narrow is not None:
+            await self._narrow.close()
         if self._channel is not None:
             await self._channel.close()
         self.stop.set()

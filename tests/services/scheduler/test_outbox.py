@@ -76,6 +76,17 @@ async def test_a_reader_that_lets_too_much_gather_is_cut() -> None:
     assert len(written) <= 1
 
 
+async def test_a_write_that_gets_nowhere_is_not_waited_for_once_too_much_has_gathered() -> None:
+    outbox: Outbox[Message] = Outbox(OutboxLimits(max_bytes=100, stall_s=600))
+    task = asyncio.create_task(outbox.write_all(lambda _: asyncio.Event().wait()))  # type: ignore[arg-type,return-value]
+    for number in range(20):
+        outbox.put(Message(number))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        with pytest.raises(RequestError, match="left over 100 bytes unread"):
+            await task
+
+
 async def test_one_message_may_be_larger_than_the_bound() -> None:
     outbox: Outbox[Message] = Outbox(OutboxLimits(max_bytes=100))
     outbox.put(Message(1, size=1000))

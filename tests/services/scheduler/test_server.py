@@ -249,7 +249,7 @@ async def test_a_peer_that_stops_reading_is_cut_and_others_keep_their_speed(
     await running.start(reader_stall_timeout_s=stall_s, reader_max_bytes=max_bytes)
     running.worker.num_padding_logprobs = 3000
     running.worker.step_s = 0.02  # the stuck one's time is over before its answers are whole
-    stuck, reading = running.peer(), running.peer()
+    stuck, reading = running.narrow_peer(), running.peer()
     await stuck.submit(
         *(submit(f"s{n}", sequence(n), max_tokens=120, num_logprobs=900) for n in range(8))
     )
