@@ -85,3 +85,20 @@ class Constraint:
     def num_bytes(self) -> int:
         """Size of its texts."""
         return sum(part.num_bytes for part in (self.format, self.calls) if part is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOrder:
+    """A constraint that is to be made ready.
+
+    Attributes:
+        constraint: As it stands in the sampling of the request.
+        request_id: For logs and traces.
+        tenant_id: Whose it is: who waits for a turn takes turns with other tenants.
+        traceparent: W3C trace context; empty when the request is not traced.
+    """
+
+    constraint: Constraint
+    request_id: str
+    tenant_id: str = ""
+    traceparent: str = ""

@@ -14,7 +14,7 @@ PURE_MODULES = {
     "services/scheduler": (
         *("sequence", "block_pool", "core", "plan", "batch", "results", "admission", "waiting"),
         *("placement", "replica", "replicas", "ticks", "deadlines", "limits"),
-        *("policy", "fairness", "throttle", "passing", "pace", "backlog", "placer", "plan_builder"),
+        *("policy", "throttle", "passing", "pace", "backlog", "placer", "plan_builder"),
         *("prefix_cache", "cache_events", "naming"),
     ),
     "services/detokenizer": (

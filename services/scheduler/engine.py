@@ -24,6 +24,7 @@ from services.scheduler.preparing import Preparations, aborted
 from services.scheduler.spans import record_spans
 from shared import tracing
 from shared.admin import ReplicaStatus
+from shared.constraint import PrepareOrder
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
@@ -347,12 +348,12 @@ class Engine:
 
     async def before_opening(self, session: Session) -> None:
         """Its worker gets ready for every constraint that lives; who cannot go on there ends."""
-        live = {
-            name: request.live[0].sampling.constraint
+        live = [
+            PrepareOrder(constraint=constraint, request_id=name, tenant_id=first.tenant_id)
             for name, request in self._core.requests.items()
-        }
-        wanted = {name: constraint for name, constraint in live.items() if constraint is not None}
-        refused = await self._preparing.add_worker(session, wanted)
+            if (constraint := (first := request.live[0]).sampling.constraint) is not None
+        ]
+        refused = await self._preparing.add_worker(session, live)
         for request_id, error in refused.items():
             self._core.abort_request(request_id, self._clock(), failure=error)
 

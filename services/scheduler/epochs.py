@@ -20,7 +20,7 @@ from services.scheduler.plan import (
     WorkerLostError,
 )
 from services.scheduler.ticks import check_world, needs_sweep, plan_step
-from shared.constraint import Constraint
+from shared.constraint import PrepareOrder
 
 # Steps are looked at so often.
 TICK_S = 0.1
@@ -39,7 +39,7 @@ class Session(Protocol):
         """The next result."""
         ...
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
         """Get a constraint ready, as `preparing.Preparer`."""
         ...
 

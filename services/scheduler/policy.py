@@ -13,10 +13,14 @@ lane the order is fixed by a key; between lanes by level, then by what the tenan
 from collections.abc import Iterable
 from typing import Final
 
-from services.scheduler.fairness import Shares
 from services.scheduler.limits import CoreConfig
 from services.scheduler.sequence import Sequence
+from shared.shares import Shares
 
+# Of a token, in what a tenant was served: an output token costs a step of its own. As prices of
+# prompt and output tokens are; S. Sheng et al., Fairness in Serving LLMs, 2024.
+PROMPT_WEIGHT: Final = 1
+OUTPUT_WEIGHT: Final = 2
 # The lane of sequences that ran before.
 RESUMED: Final = None
 LaneName = str | None
@@ -75,12 +79,13 @@ class Policy:
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """Prompt tokens of a sequence that starts for the first time."""
-        self.shares.charge(sequence.tenant_id, num_tokens, 0)
+        self.shares.charge(sequence.tenant_id, PROMPT_WEIGHT * num_tokens)
 
     def charge_output(self, sequence: Sequence) -> None:
         """Output tokens since the last call; told once in a while, not at every token."""
         count = len(sequence.output_token_ids)
-        self.shares.charge(sequence.tenant_id, 0, count - sequence.num_charged_tokens)
+        num_new = count - sequence.num_charged_tokens
+        self.shares.charge(sequence.tenant_id, OUTPUT_WEIGHT * num_new)
         sequence.num_charged_tokens = count
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:

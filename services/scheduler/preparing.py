@@ -12,13 +12,13 @@ Laws
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from services.scheduler.messages import Submission, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import WorkerLostError
-from shared.constraint import Constraint
+from shared.constraint import PrepareOrder
 from shared.errors import FailureReason, RequestError
 
 MAX_PREPARING: Final = 1024
@@ -27,7 +27,7 @@ MAX_PREPARING: Final = 1024
 class Preparer(Protocol):
     """A worker that takes plans, or will once it is ready."""
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
         """Get a constraint ready; microseconds that it took.
 
         Raises:
@@ -75,24 +75,21 @@ class Preparations:
     # -- workers -----------------------------------------------------------------------------
 
     async def add_worker(
-        self, worker: Preparer, live: Mapping[str, Constraint]
+        self, worker: Preparer, live: Iterable[PrepareOrder]
     ) -> dict[str, RequestError]:
-        """Make a worker ready for live requests, by their ids; those that it refuses, and why.
+        """Make a worker ready for live requests; those that it refuses by their ids, and why.
 
         Raises:
             WorkerLostError: It cannot be asked.
         """
         self._workers[worker] = None  # what comes from now on is prepared there as well
-        wanted = dict(live)
-        for request_id, pending in self._pending.items():
-            assert pending.submission.sampling.constraint is not None
-            wanted[request_id] = pending.submission.sampling.constraint
+        wanted = [*live, *(_order(pending.submission) for pending in self._pending.values())]
         refused: dict[str, RequestError] = {}
-        for request_id, constraint in wanted.items():
+        for order in wanted:
             try:
-                await worker.prepare(constraint, request_id, "")
+                await worker.prepare(dataclasses.replace(order, traceparent=""))
             except RequestError as error:
-                refused[request_id] = error
+                refused[order.request_id] = error
         return refused
 
     def remove_worker(self, worker: Preparer) -> None:
@@ -190,14 +187,9 @@ class Preparations:
 
     async def _prepare_everywhere(self, submission: Submission) -> None:
         """Ask every worker; one that is lost meanwhile is made ready when it comes back."""
-        constraint = submission.sampling.constraint
-        assert constraint is not None
+        order = _order(submission)
         answers = await asyncio.gather(
-            *(
-                worker.prepare(constraint, submission.request_id, submission.traceparent)
-                for worker in self._workers
-            ),
-            return_exceptions=True,
+            *(worker.prepare(order) for worker in self._workers), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, int):
@@ -220,6 +212,17 @@ class Preparations:
         for sequence in pending.submission.sequences:
             pending.outlet.preparing.pop(sequence.stream_id, None)
         return pending
+
+
+def _order(submission: Submission) -> PrepareOrder:
+    constraint = submission.sampling.constraint
+    assert constraint is not None
+    return PrepareOrder(
+        constraint=constraint,
+        request_id=submission.request_id,
+        tenant_id=submission.tenant_id,
+        traceparent=submission.traceparent,
+    )
 
 
 def aborted() -> RequestError:

@@ -21,7 +21,7 @@ from services.scheduler.plan import (
     WorkerContractError,
     WorkerLostError,
 )
-from shared.constraint import Constraint
+from shared.constraint import PrepareOrder
 from shared.errors import RequestError
 from shared.rpc import error_from_rpc, is_task_cancelled, open_channel
 from shared.wire import (
@@ -75,7 +75,7 @@ class WorkerSession:
             raise WorkerLostError(f"step {result.step} failed: {result.failure.reason.name}")
         return result
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
         """Get a constraint ready; microseconds that it took.
 
         Raises:
@@ -83,9 +83,10 @@ class WorkerSession:
             WorkerLostError: The worker cannot be asked.
         """
         request = worker_pb2.PrepareSequenceRequest(
-            request_id=request_id,
-            constraint=constraint_to_proto(constraint),
-            traceparent=traceparent,
+            request_id=order.request_id,
+            constraint=constraint_to_proto(order.constraint),
+            traceparent=order.traceparent,
+            tenant_id=order.tenant_id,
         )
         stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         try:

@@ -30,6 +30,7 @@ from services.worker.plan import (
 from services.worker.prefill_spans import PrefillSpans
 from services.worker.runner import Runner
 from shared.admin import software_version
+from shared.constraint import PrepareOrder
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.rpc import Server
@@ -147,8 +148,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 "constraint: this worker replays scripts and constrains nothing",
                 field="constraint",
             )
-        constraint = constraint_from_proto(request.constraint)
-        took_us = await self._grammars.prepare(constraint, request.request_id, request.traceparent)
+        order = PrepareOrder(
+            constraint=constraint_from_proto(request.constraint),
+            request_id=request.request_id,
+            tenant_id=request.tenant_id,
+            traceparent=request.traceparent,
+        )
+        took_us = await self._grammars.prepare(order)
         return worker_pb2.PrepareSequenceResponse(prepare_us=took_us)
 
     async def RunSteps(self, request_iterator: object, context: Context) -> None:

@@ -2,7 +2,8 @@
 
 Runs on the event loop; checks happen in child processes, compiling in a thread that leaves the
 interpreter to others. So nothing that a client sends holds up a step. Nor other constraints: each
-has a short time first, and one that takes longer begins again in a second queue.
+has a short time first, and one that takes longer begins again in a second queue. Tenants take turns
+in both.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from services.worker.grammar.checker import CheckLimits, GrammarChecker, OverTim
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.grammar.turns import Turns
 from shared import tracing
-from shared.constraint import Constraint
+from shared.constraint import Constraint, PrepareOrder
 from shared.errors import CheckpointError, FailureReason, RequestError
 from shared.log import get_logger
 
@@ -77,28 +78,31 @@ class GrammarDesk:
             return
         self._short.warm()
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
         """Make it ready; microseconds that it took, 0 if it was.
 
         Raises:
             RequestError: It cannot be used, and why; or too many wait for their turn.
         """
+        constraint = order.constraint
         if self.compiler.find(constraint) is not None:
             return 0
         started = time.perf_counter_ns()
         span = tracing.start_span(
             "worker.prepare",
-            traceparent=traceparent,
-            attributes={"request_id": request_id, "num_bytes": constraint.num_bytes},
+            traceparent=order.traceparent,
+            attributes={"request_id": order.request_id, "num_bytes": constraint.num_bytes},
         )
         with span:
-            await self._check(constraint)
+            await self._check(order)
             checked_at = time.perf_counter_ns()
             await asyncio.to_thread(self._compile, constraint)
             compile_us = (time.perf_counter_ns() - checked_at) // 1000
             span.set("compile_us", compile_us)
         took_us = (time.perf_counter_ns() - started) // 1000
-        _log.debug("constraint ready", extra={"request_id": request_id, "prepare_us": took_us})
+        _log.debug(
+            "constraint ready", extra={"request_id": order.request_id, "prepare_us": took_us}
+        )
         return max(1, took_us)
 
     async def close(self) -> None:
@@ -111,18 +115,19 @@ class GrammarDesk:
         # Nothing is returned: a future that is waited for would hold the grammar.
         self.compiler.compile(constraint)
 
-    async def _check(self, constraint: Constraint) -> None:
+    async def _check(self, order: PrepareOrder) -> None:
         """Once per constraint; those that come meanwhile wait for the same verdict."""
+        constraint = order.constraint
         digest = hashlib.sha256(msgspec.json.encode(constraint)).digest()
         if self._has_verdict(digest):
             return
-        async with self._short_turns.turn(constraint.num_bytes):
+        async with self._short_turns.turn(order.tenant_id, constraint.num_bytes):
             if self._has_verdict(digest):
                 return
             with contextlib.suppress(OverTimeError):
                 await self._check_now(self._short, constraint, digest)
                 return
-        async with self._full_turns.turn(constraint.num_bytes):
+        async with self._full_turns.turn(order.tenant_id, constraint.num_bytes):
             if not self._has_verdict(digest):
                 await self._check_now(self._full, constraint, digest)
 

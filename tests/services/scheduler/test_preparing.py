@@ -10,7 +10,7 @@ from services.scheduler.messages import Delivery, Verdict
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import WorkerLostError
 from services.scheduler.preparing import MAX_PREPARING, Preparations, aborted
-from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.constraint import Constraint, FormatKind, PrepareOrder, TextFormat
 from shared.endings import AbortReason
 from shared.errors import FailureReason, RequestError
 from shared.sampling import SamplingSpec
@@ -22,17 +22,24 @@ def regex(text: str) -> Constraint:
     return Constraint(format=TextFormat(kind=FormatKind.REGEX, text=text))
 
 
+def order(request_id: str, text: str) -> PrepareOrder:
+    return PrepareOrder(constraint=regex(text), request_id=request_id)
+
+
 class Worker:
     """Gets constraints ready when it may; refuses "bad", is lost at "lost"."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.tenants: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
+        constraint = order.constraint
         assert constraint.format is not None
-        self.asked.append((constraint.format.text, request_id))
+        self.asked.append((constraint.format.text, order.request_id))
+        self.tenants.append(order.tenant_id)
         await self.gate.wait()
         if constraint.format.text == "bad":
             raise RequestError(FailureReason.INVALID_ARGUMENT, "is bad", field="constraint")
@@ -52,7 +59,7 @@ class Desk:
 
     async def start(self) -> "Desk":
         for worker in self.workers:
-            await self.preparations.add_worker(worker, {})
+            await self.preparations.add_worker(worker, [])
         return self
 
     def submit(self, text: str, *stream_ids: int, **changes: Any) -> None:
@@ -85,7 +92,7 @@ class Desk:
 
 async def test_a_ready_request_reaches_the_core_and_its_verdicts_the_client() -> None:
     desk = await Desk(num_workers=2).start()
-    desk.submit("a", 3, 4)
+    desk.submit("a", 3, 4, tenant_id="t1")
     assert len(desk.preparations) == 2
     assert set(desk.outlet.preparing) == {3, 4}
     assert not desk.told
@@ -93,6 +100,7 @@ async def test_a_ready_request_reaches_the_core_and_its_verdicts_the_client() ->
     assert [v.stream_id for v in desk.told] == [3, 4]
     assert all(v.refusal is None for v in desk.told)
     assert [worker.asked for worker in desk.workers] == [[("a", "r-a")]] * 2
+    assert [worker.tenants for worker in desk.workers] == [["t1"]] * 2
     assert (desk.preparations.num_prepared, desk.preparations.prepare_us) == (1, 10)
     desk.check_empty()
 
@@ -217,14 +225,14 @@ async def test_a_new_worker_is_made_ready_for_what_lives_and_what_is_on_its_way(
     desk.workers[0].gate.clear()
     desk.submit("pending", 1)
     new = Worker()
-    refused = await desk.preparations.add_worker(new, {"r1": regex("a"), "r2": regex("bad")})
+    refused = await desk.preparations.add_worker(new, [order("r1", "a"), order("r2", "bad")])
     assert set(refused) == {"r2"}
     assert new.asked == [("a", "r1"), ("bad", "r2"), ("pending", "r-pending")]
     desk.preparations.remove_worker(new)
     desk.workers[0].gate.set()
     await desk.until(1)
     with pytest.raises(WorkerLostError):
-        await desk.preparations.add_worker(new, {"r3": regex("lost")})
+        await desk.preparations.add_worker(new, [order("r3", "lost")])
 
 
 # -- the whole loop -----------------------------------------------------------------------------
@@ -256,9 +264,9 @@ class Client:
 
 
 class PreparingSession(Session):
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
+    async def prepare(self, order: PrepareOrder) -> int:
         assert isinstance(self.link, PreparingLink)
-        return await self.link.desk.prepare(constraint, request_id, traceparent)
+        return await self.link.desk.prepare(order)
 
 
 class PreparingLink(Link):

@@ -26,7 +26,9 @@ async def test_a_verdict_waits_for_the_worker_and_tokens_for_the_verdict(running
     await running.start()
     running.worker.may_prepare.clear()
     peer = running.peer()
-    await peer.submit(constrained("r1", "a+", sequence(1), sequence(2)))
+    given = constrained("r1", "a+", sequence(1), sequence(2))
+    given.tenant_id = "t1"
+    await peer.submit(given)
     await peer.submit(submit("r2", sequence(3)))
     await peer.read_until_ended(3)
     assert not peer.received[1].tokens
@@ -34,7 +36,7 @@ async def test_a_verdict_waits_for_the_worker_and_tokens_for_the_verdict(running
     await peer.read_until_ended(1, 2)
     assert peer.received[1].tokens == expected(1, 5, 8)
     (asked,) = running.worker.prepared
-    assert asked.request_id == "r1"
+    assert (asked.request_id, asked.tenant_id) == ("r1", "t1")
     assert asked.constraint.format.text == "a+"
 
 

@@ -91,7 +91,7 @@ def test_a_tenant_that_was_served_less_comes_first_whenever_it_comes() -> None:
     waiting = queue()
     busy = add(waiting, tenant="a")
     waiting.policy.shares.enter("b")
-    waiting.policy.shares.charge("a", 1000, 0)
+    waiting.policy.shares.charge("a", 1000)
     late = add(waiting, tenant="b", at=60.0)
     assert order(waiting, 60.0) == [late, busy]
 
@@ -99,7 +99,7 @@ def test_a_tenant_that_was_served_less_comes_first_whenever_it_comes() -> None:
 def test_without_fair_share_tenants_are_no_different() -> None:
     waiting = queue(enable_fair_share=False)
     first = add(waiting, tenant="a")
-    waiting.policy.shares.charge("a", 1000, 0)
+    waiting.policy.shares.charge("a", 1000)
     second = add(waiting, tenant="b", at=1.0)
     assert order(waiting, 1.0) == [first, second]
 
@@ -139,7 +139,7 @@ def test_a_tenant_of_low_priority_is_served_once_its_wait_makes_up_for_it() -> N
         head = waiting.head(now)
         assert head is not None
         waiting.take(head, now)
-        waiting.policy.shares.charge(head.tenant_id, head.num_tokens, 0)
+        waiting.policy.shares.charge(head.tenant_id, head.num_tokens)
         now += 5.0
     assert now == 35.0, "its level was that of the others after three times the ageing"
 
@@ -159,7 +159,7 @@ def test_a_long_backlog_of_a_tenant_is_no_claim_against_others() -> None:
     backlog = [add(waiting, tenant="a") for _ in range(3)]
     waiting.take(backlog[0], 500.0)
     light = add(waiting, tenant="b", at=505.0)
-    waiting.policy.shares.charge("a", 5, 0)
+    waiting.policy.shares.charge("a", 5)
     assert waiting.head(505.0) is light
 
 

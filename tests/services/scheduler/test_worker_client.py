@@ -25,7 +25,7 @@ from services.scheduler.worker_client import (
     plan_to_proto,
     result_from_proto,
 )
-from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.constraint import Constraint, FormatKind, PrepareOrder, TextFormat
 from shared.errors import FailureReason
 from shared.rpc import build_server
 from shared.sampling import SamplingSpec, TokenLogprobs
@@ -144,8 +144,9 @@ async def test_who_waits_for_a_worker_to_get_ready_hears_that_its_epoch_ended(
     session = await client(folder).open(1)
     worker.may_prepare.clear()
     constraint = Constraint(format=TextFormat(kind=FormatKind.REGEX, text="a+"))
-    waiting = asyncio.create_task(session.prepare(constraint, "r", ""))
-    given_up = asyncio.create_task(session.prepare(constraint, "s", ""))
+    order = PrepareOrder(constraint=constraint, request_id="r", tenant_id="t1")
+    waiting = asyncio.create_task(session.prepare(order))
+    given_up = asyncio.create_task(session.prepare(order))
     async with asyncio.timeout(5):
         while len(worker.prepared) < 2:  # noqa: ASYNC110  # a servicer has no event for it
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from services.worker.prefill_spans import PrefillSpans
 from services.worker.replay import ReplayExecutor
 from services.worker.runner import Runner
 from services.worker.server import WorkerServicer
-from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.constraint import Constraint, FormatKind, PrepareOrder, TextFormat
 from shared.errors import FailureReason
 from shared.rpc import build_server, error_from_rpc, open_channel
 from shared.wire_constraint import constraint_to_proto
@@ -25,13 +25,14 @@ from tests.services.worker.plans import make_capacity
 
 class FakeDesk:
     def __init__(self) -> None:
-        self.asked: list[tuple[Constraint, str, str]] = []
+        self.asked: list[PrepareOrder] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.was_cancelled = False
 
-    async def prepare(self, constraint: Constraint, request_id: str, traceparent: str) -> int:
-        self.asked.append((constraint, request_id, traceparent))
+    async def prepare(self, order: PrepareOrder) -> int:
+        constraint = order.constraint
+        self.asked.append(order)
         try:
             await self.may_answer.wait()
         except asyncio.CancelledError:
@@ -72,16 +73,24 @@ async def stubs(desk: FakeDesk) -> AsyncIterator[Any]:
 def ask(text: str) -> worker_pb2.PrepareSequenceRequest:
     constraint = Constraint(format=TextFormat(kind=FormatKind.REGEX, text=text))
     return worker_pb2.PrepareSequenceRequest(
-        request_id="r1", constraint=constraint_to_proto(constraint), traceparent="tp"
+        request_id="r1",
+        constraint=constraint_to_proto(constraint),
+        traceparent="tp",
+        tenant_id="t1",
     )
 
 
 async def test_a_constraint_is_prepared_and_the_time_told(stubs: Any, desk: FakeDesk) -> None:
     answer = await stubs[0].PrepareSequence(ask("a+"))
     assert answer.prepare_us == 17
-    constraint, request_id, traceparent = desk.asked[0]
-    assert constraint.format is not None
-    assert (constraint.format.text, request_id, traceparent) == ("a+", "r1", "tp")
+    assert desk.asked == [
+        PrepareOrder(
+            constraint=Constraint(format=TextFormat(kind=FormatKind.REGEX, text="a+")),
+            request_id="r1",
+            tenant_id="t1",
+            traceparent="tp",
+        )
+    ]
 
 
 async def test_a_refusal_brings_reason_and_field(stubs: Any) -> None:

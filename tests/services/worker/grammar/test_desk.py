@@ -9,13 +9,17 @@ from services.worker.grammar.checker import OverTimeError
 from services.worker.grammar.compiler import GrammarCompiler
 from services.worker.grammar.desk import GrammarDesk
 from services.worker.grammar.writer import refused
-from shared.constraint import Constraint, FormatKind, TextFormat
+from shared.constraint import Constraint, FormatKind, PrepareOrder, TextFormat
 from shared.errors import FailureReason, RequestError
 from tests.services.worker.grammar.conftest import NANO
 
 
 def regex(text: str) -> Constraint:
     return Constraint(format=TextFormat(kind=FormatKind.REGEX, text=text))
+
+
+def order(constraint: Constraint, tenant_id: str = "") -> PrepareOrder:
+    return PrepareOrder(constraint=constraint, request_id="r", tenant_id=tenant_id)
 
 
 class FakeChecker:
@@ -63,7 +67,7 @@ def desk(compiler: GrammarCompiler, checker: FakeChecker, full: FakeChecker) -> 
 
 
 async def prepare(desk: GrammarDesk, text: str) -> int:
-    return await desk.prepare(regex(text), "r", "")
+    return await desk.prepare(order(regex(text)))
 
 
 async def test_what_is_prepared_is_compiled_and_costs_nothing_again(
@@ -193,9 +197,9 @@ async def test_a_small_one_behind_ten_heavy_ones_has_its_turn_long_before_they_a
     small = Constraint(format=TextFormat(kind=FormatKind.JSON_SCHEMA, text=text))
     try:
         await prepare(desk, "warm")
-        heavy = [asyncio.ensure_future(desk.prepare(_heavy(n), "r", "")) for n in range(10)]
+        heavy = [asyncio.ensure_future(desk.prepare(order(_heavy(n)))) for n in range(10)]
         await asyncio.sleep(0)
-        assert await desk.prepare(small, "r", "") > 0
+        assert await desk.prepare(order(small)) > 0
         # Each of them takes up to a second of processor time, and those run one by one.
         assert sum(task.done() for task in heavy) < 5
         for task in heavy:
@@ -225,7 +229,7 @@ async def test_a_request_that_waits_has_a_span_with_the_time_of_compiling(
         return Span()
 
     monkeypatch.setattr("services.worker.grammar.desk.tracing.start_span", start_span)
-    await desk.prepare(regex("abc"), "r7", "tp")
+    await desk.prepare(PrepareOrder(constraint=regex("abc"), request_id="r7", traceparent="tp"))
     assert seen.pop("compile_us") is not None
     assert seen == {
         "name": "worker.prepare",

@@ -1,18 +1,14 @@
 """What each tenant was served, so that the one who got least comes next.
 
-Virtual token counters: a tenant's counter grows by the tokens computed for it, output tokens twice
-as much as prompt tokens (they cost a step each). A tenant that comes back is lifted to the least
-counter of those that are there: time without requests earns no credit, and a short pause does not
-clear a debt, since counters above that are remembered.
+A counter of a tenant grows by what it was served, in whatever unit. A tenant that comes back is
+lifted to the least counter of those that are there: time without requests earns no credit, and a
+short pause does not clear a debt, since counters above that are remembered.
 
-Law: a tenant with live sequences is never forgotten, and of the others at most `max_idle` are kept.
+Law: a tenant that is there is never forgotten, and of the others at most `max_idle` are kept.
 """
 
 from typing import Final
 
-PROMPT_WEIGHT: Final = 1
-# As prices of prompt and output tokens are; S. Sheng et al., Fairness in Serving LLMs, 2024.
-OUTPUT_WEIGHT: Final = 2
 MAX_IDLE: Final = 4096
 
 
@@ -31,11 +27,11 @@ class Shares:
         return len(self._served)
 
     def served(self, tenant_id: str) -> float:
-        """Weighted tokens of a tenant."""
+        """What a tenant got."""
         return self._served.get(tenant_id, self._floor)
 
     def enter(self, tenant_id: str) -> None:
-        """A sequence of the tenant came to life."""
+        """One more of the tenant's is there."""
         count = self._num_live.get(tenant_id, 0)
         if not count:
             self._raise_floor()
@@ -43,7 +39,7 @@ class Shares:
         self._num_live[tenant_id] = count + 1
 
     def leave(self, tenant_id: str) -> None:
-        """A sequence of the tenant ended."""
+        """One of the tenant's is gone."""
         count = self._num_live[tenant_id] - 1
         if count:
             self._num_live[tenant_id] = count
@@ -53,11 +49,9 @@ class Shares:
         if len(self._served) - len(self._num_live) > self._max_idle:
             self._forget()
 
-    def charge(self, tenant_id: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Tokens were computed for a live tenant."""
-        self._served[tenant_id] += (
-            PROMPT_WEIGHT * num_prompt_tokens + OUTPUT_WEIGHT * num_output_tokens
-        )
+    def charge(self, tenant_id: str, amount: float) -> None:
+        """A tenant that is there was served so much."""
+        self._served[tenant_id] += amount
 
     def _raise_floor(self) -> None:
         if self._num_live:
