@@ -1,9 +1,10 @@
 """Submissions whose constraint the workers get ready, before the core knows of them.
 
 Laws
-- A constrained submission reaches the core once every worker that takes plans is ready for it, so
-  a plan names only sequences that are. A worker that comes (back) is made ready for all that live
-  before it takes plans.
+- A constrained submission reaches the core once every worker that takes plans is ready for it, but
+  for those that are much slower than the first: one that is frozen holds nobody up, and gets ready
+  within its step if the submission comes there. A worker that comes (back) is made ready for all
+  that live before it takes plans.
 - Each of its sequences gets one verdict: that of the core, the refusal of a worker, or what ended
   it before. The order of verdicts follows readiness, not submission.
 - Nothing here outlives its client, its time limit or the process.
@@ -22,6 +23,9 @@ from shared.constraint import PrepareOrder
 from shared.errors import FailureReason, RequestError
 
 MAX_PREPARING: Final = 1024
+# After the first worker is ready: all compile the same, so one that takes longer is stuck, or has a
+# queue of its own.
+STRAGGLER_S: Final = 1.0
 
 
 class Preparer(Protocol):
@@ -186,16 +190,41 @@ class Preparations:
         self._tell(pending.outlet, self._admit(submission, pending.outlet))
 
     async def _prepare_everywhere(self, submission: Submission) -> None:
-        """Ask every worker; one that is lost meanwhile is made ready when it comes back."""
+        """Ask every worker; one that is lost meanwhile is made ready when it comes back.
+
+        Raises:
+            RequestError: One of them refuses it.
+        """
         order = _order(submission)
-        answers = await asyncio.gather(
-            *(worker.prepare(order) for worker in self._workers), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, int):
-                self.prepare_us += answer
-            elif not isinstance(answer, WorkerLostError):
-                raise answer
+        waiting = {asyncio.ensure_future(worker.prepare(order)) for worker in self._workers}
+        for call in waiting:
+            call.add_done_callback(_hear)
+        limit: float | None = None
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting,
+                    timeout=None if limit is None else max(0.0, limit - time.monotonic()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    return
+                if self._note(done) and limit is None:
+                    limit = time.monotonic() + STRAGGLER_S
+        finally:
+            for call in waiting:
+                call.cancel()
+
+    def _note(self, done: "Iterable[asyncio.Future[int]]") -> bool:
+        """Whether one of these workers is ready."""
+        is_ready = False
+        for call in done:
+            try:
+                self.prepare_us += call.result()
+            except WorkerLostError:
+                continue
+            is_ready = True
+        return is_ready
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         pending = self._drop(request_id)
@@ -212,6 +241,12 @@ class Preparations:
         for sequence in pending.submission.sequences:
             pending.outlet.preparing.pop(sequence.stream_id, None)
         return pending
+
+
+def _hear(call: "asyncio.Future[int]") -> None:
+    """Of those that nobody waits for any more, none is told of as an error that was missed."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _order(submission: Submission) -> PrepareOrder:

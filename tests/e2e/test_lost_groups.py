@@ -6,6 +6,7 @@ token is compared with a run in which nothing happened: none is lost, doubled or
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -141,6 +142,29 @@ def test_sixteen_streams_lose_no_token_with_a_group() -> None:
 def test_sixteen_streams_lose_no_token_whichever_group_is_lost_in_which_way(loss: Loss) -> None:
     with running(ALONE, GLM_MESH_SCHEDULER_STEP_TIMEOUT_S=str(FREEZE_TIMEOUT_S)) as group:
         drill(group, loss)
+
+
+@pytest.mark.soak
+def test_a_group_that_is_frozen_while_idle_holds_no_constrained_request_up() -> None:
+    bodies = [body for body in SIXTEEN if "structured_outputs" in body]
+    with running(ALONE, GLM_MESH_SCHEDULER_STEP_TIMEOUT_S=str(FREEZE_TIMEOUT_S)) as group:
+        whole = undisturbed(group)
+        group.mesh.until_idle()
+        pid = group.mesh.pid("worker.1")
+        os.kill(pid, FROZEN)
+        try:
+            # A grammar that nobody has seen yet. The group would be missed after 25 s.
+            new = [body | {"structured_outputs": {"regex": "([a-z]{2,8} ){60}"}} for body in bodies]
+            started = time.monotonic()
+            fresh = streams_of(group, new)
+            read_all(fresh)
+            assert time.monotonic() - started < 20
+            assert not any(stream.error for stream in fresh)
+            assert all(stream.is_done for stream in fresh)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        group.mesh.until_serving()
+        assert undisturbed(group) == whole
 
 
 @pytest.mark.soak

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler import preparing
 from services.scheduler.engine import Engine
 from services.scheduler.messages import Delivery, Verdict
 from services.scheduler.outlet import Outlet
@@ -32,6 +33,7 @@ class Worker:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.tenants: list[str] = []
+        self.num_waiting = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -40,7 +42,11 @@ class Worker:
         assert constraint.format is not None
         self.asked.append((constraint.format.text, order.request_id))
         self.tenants.append(order.tenant_id)
-        await self.gate.wait()
+        self.num_waiting += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.num_waiting -= 1
         if constraint.format.text == "bad":
             raise RequestError(FailureReason.INVALID_ARGUMENT, "is bad", field="constraint")
         if constraint.format.text == "lost":
@@ -102,6 +108,55 @@ async def test_a_ready_request_reaches_the_core_and_its_verdicts_the_client() ->
     assert [worker.asked for worker in desk.workers] == [[("a", "r-a")]] * 2
     assert [worker.tenants for worker in desk.workers] == [["t1"]] * 2
     assert (desk.preparations.num_prepared, desk.preparations.prepare_us) == (1, 10)
+    desk.check_empty()
+
+
+async def test_a_worker_that_does_not_answer_holds_nobody_up_once_another_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preparing, "STRAGGLER_S", 0.05)
+    desk = await Desk(num_workers=3).start()
+    frozen, *others = desk.workers
+    frozen.gate.clear()
+    desk.submit("a", 1)
+    await desk.until(1)
+    assert desk.told[0].refusal is None
+    assert [len(worker.asked) for worker in others] == [1, 1]
+    assert (desk.preparations.num_prepared, desk.preparations.prepare_us) == (1, 10)
+    async with asyncio.timeout(5):
+        while frozen.num_waiting:  # noqa: ASYNC110  # it hears of it in a turn of the loop
+            await asyncio.sleep(0)
+    desk.check_empty()
+
+
+async def test_while_no_worker_is_ready_all_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preparing, "STRAGGLER_S", 0.01)
+    desk = await Desk(num_workers=2).start()
+    for worker in desk.workers:
+        worker.gate.clear()
+    desk.submit("a", 1)
+    desk.submit("lost", 2)
+    await asyncio.sleep(0.1)
+    assert not desk.told
+    desk.workers[1].gate.set()
+    await desk.until(1)
+    await asyncio.sleep(0.1)
+    # One worker is lost, which says nothing of the other.
+    assert [verdict.stream_id for verdict in desk.told] == [1]
+    desk.workers[0].gate.set()
+    await desk.until(2)
+    desk.check_empty()
+
+
+async def test_a_refusal_is_told_before_slower_workers_have_answered() -> None:
+    desk = await Desk(num_workers=2).start()
+    desk.workers[0].gate.clear()
+    desk.submit("bad", 1)
+    await desk.until(1)
+    assert desk.told[0].refusal is not None
+    assert not desk.admitted
     desk.check_empty()
 
 
