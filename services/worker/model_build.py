@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -104,12 +105,12 @@ def build_model_executor(
         pace=parts.pace,
         sizes=capture.sizes,
         grammars=grammars or _own_grammars(path, parts.tokens),
+        take_memory=partial(prefault, caches),
     )
     executor.capture_steps()
     # What was built lives as long as the process: collections need not look at it again.
     gc.collect()
     gc.freeze()
-    prefault(caches)
     _tell(path, spec, limits, num_threads, time.monotonic() - started)
     return ranks.finish(executor)
 

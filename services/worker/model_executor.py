@@ -4,6 +4,7 @@ Every method runs on the runner's thread, which owns the device.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -84,6 +85,7 @@ class ModelExecutor(Generic[CachesT]):
         pace: Pace | None = None,
         sizes: CaptureSizes | None = None,
         grammars: GrammarCompiler | None = None,
+        take_memory: Callable[[], object] = lambda: None,
     ) -> None:
         """Build the parts.
 
@@ -102,6 +104,7 @@ class ModelExecutor(Generic[CachesT]):
             pace: What other replicas do meanwhile; by default there are none.
             sizes: Of the decode steps that the decoder captures, if it does.
             grammars: Compiles constraints; without it a sequence that has one fails.
+            take_memory: Has the system give the memory of the caches, in the background.
         """
         self._has_head = has_head
         self._pace: Pace = pace or OwnPace()
@@ -116,18 +119,29 @@ class ModelExecutor(Generic[CachesT]):
         self._end: StepEnd = SampleEnd(self._table, self._sampling, tokens)
         if capacity.num_speculative_tokens:
             assert (drafter is not None) == has_head
-            proposer = Proposer(
-                drafter,
-                caches,
-                self._table,
-                num_known_ids=num_known_ids,
-                device=device,
-                row_multiple=row_multiple,
-                tokens=tokens,
-                pace=self._pace,
-            )
+            proposer = self._proposer(drafter, device, tokens, num_known_ids, row_multiple)
             self._end = Speculator(proposer, self._table, self._sampling, tokens)
         self._max_plans_in_flight = 1
+        self._take_memory = take_memory
+
+    def _proposer(
+        self,
+        drafter: Drafter[CachesT] | None,
+        device: torch.device,
+        tokens: TokenSource | None,
+        num_known_ids: int,
+        row_multiple: int,
+    ) -> Proposer[CachesT]:
+        return Proposer(
+            drafter,
+            self._caches,
+            self._table,
+            num_known_ids=num_known_ids,
+            device=device,
+            row_multiple=row_multiple,
+            tokens=tokens,
+            pace=self._pace,
+        )
 
     def start_epoch(self, max_plans_in_flight: int) -> None:
         """Free every row."""
@@ -166,6 +180,10 @@ class ModelExecutor(Generic[CachesT]):
         """Propose the drafts of the next step."""
         self._end.finish()
         self._pace.finish()
+
+    def take_memory(self) -> None:
+        """Have the system give the memory of all blocks, in the background."""
+        self._take_memory()
 
     def num_rows_in_use(self) -> int:
         """Rows that a scheduler holds."""

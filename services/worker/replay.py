@@ -67,6 +67,9 @@ class ReplayExecutor:
         """Rows that a scheduler holds."""
         return self._table.num_in_use()
 
+    def take_memory(self) -> None:
+        """Blocks of a script hold nothing."""
+
     def finish_step(self) -> None:
         """A script has nothing to prepare."""
 

@@ -51,6 +51,10 @@ class StepExecutor(Protocol):
         """Do what the next step needs and the last result does not; `execute` makes up for it."""
         ...
 
+    def take_memory(self) -> None:
+        """Start to take from the system what steps will need; called once, steps may follow."""
+        ...
+
     def num_rows_in_use(self) -> int:
         """Rows that a scheduler holds."""
         ...
@@ -111,6 +115,7 @@ class Runner:
             return
         self._executor = executor
         self.ready.set_result(executor.capacity)
+        executor.take_memory()
         while not self._is_lost:
             waited_from = time.perf_counter_ns()
             try:

@@ -53,6 +53,10 @@ class GroupExecutor:
         """Free every row."""
         self._inner.start_epoch(max_plans_in_flight)
 
+    def take_memory(self) -> None:
+        """Of this rank."""
+        self._inner.take_memory()
+
     def num_rows_in_use(self) -> int:
         """Rows that a scheduler holds."""
         return self._inner.num_rows_in_use()

@@ -179,12 +179,14 @@ def test_capacity_tells_what_was_built(oracle: Any) -> None:
     assert len(capacity.model_digest) == 64
 
 
-def test_the_memory_of_its_blocks_is_taken_in_the_background(
+def test_the_memory_of_its_blocks_is_taken_when_a_process_serves_and_not_before(
     oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[KVCaches] = []
     monkeypatch.setattr(model_build, "prefault", taken.append)
     executor = build(oracle.path)
+    assert not taken
+    executor.take_memory()
     assert [caches.num_blocks for caches in taken] == [executor.capacity.num_blocks]
 
 

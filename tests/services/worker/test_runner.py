@@ -31,6 +31,10 @@ class Recorder(ReplayExecutor):
         self.finish_error: Exception | None = None
         self.num_answers_at_finish: list[int] = []
         self.results: list[StepResult] = []
+        self.num_takings = 0
+
+    def take_memory(self) -> None:
+        self.num_takings += 1
 
     def finish_step(self) -> None:
         self.num_answers_at_finish.append(len(self.results))
@@ -108,6 +112,11 @@ def test_building_and_every_step_happen_on_one_thread() -> None:
     assert bench.runner.join(10)
     assert bench.recorder.threads == set(built)
     assert threading.get_ident() not in built
+
+
+def test_memory_is_taken_once_the_executor_is_ready(bench: Bench) -> None:
+    bench.settle()
+    assert bench.recorder.num_takings == 1
 
 
 def test_a_failed_build_is_the_outcome_of_ready() -> None:

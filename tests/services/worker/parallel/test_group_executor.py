@@ -20,6 +20,7 @@ class Inner:
         self.error: Exception | None = None
         self.meeting = ""
         self.seen: list[Any] = []
+        self.num_takings = 0
 
     @property
     def capacity(self) -> Capacity:
@@ -37,6 +38,9 @@ class Inner:
     def execute(self, plan: StepPlan, wait_us: int) -> StepResult:
         self._act()
         return StepResult(step=plan.step)
+
+    def take_memory(self) -> None:
+        self.num_takings += 1
 
     def finish_step(self) -> None:
         self._act()
@@ -67,6 +71,8 @@ class Parts:
 
 def test_others_can_see_which_step_is_running() -> None:
     parts = Parts()
+    parts.executor.take_memory()
+    assert parts.inner.num_takings == 1
     parts.executor.start_epoch(2)
     assert parts.executor.execute(make_plan(9, {}), 0).step == 9
     parts.executor.finish_step()
