@@ -3,15 +3,19 @@
 The first write to a fresh page waits until the system has cleared it, and in a virtual machine
 until the host has as well: 0.2 to 5 ms for 2 MiB, in the middle of a step. To take all of it before
 the worker is ready would cost up to a second for each 512 MiB, so a thread does that afterwards, in
-the order in which blocks are given out, while a core has nothing else to do.
+the order in which blocks are given out.
+
+Law: it takes at most half of a core. It has the priority of the others all the same: meanwhile the
+system lets no other thread change the process's memory map, and would not for long if this one did
+not get its turn.
 """
 
 import errno
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from torch import Tensor
@@ -38,8 +42,6 @@ def prefault(caches: KVCaches) -> threading.Thread:
 
 
 def _take(tensors: Sequence["weakref.ref[Tensor]"], num_blocks: int, step: int) -> None:
-    with suppress(AttributeError, OSError):  # this thread alone, and only where there is such a way
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for first in range(0, num_blocks, step):
         last = min(first + step, num_blocks)
         for ref in tensors:
@@ -47,9 +49,12 @@ def _take(tensors: Sequence["weakref.ref[Tensor]"], num_blocks: int, step: int) 
             if tensor is None:
                 return
             each = tensor.nbytes // num_blocks
+            started = time.monotonic()
             if error := populate(tensor, first * each, last * each):
                 _tell(error, first, num_blocks)
                 return
+            del tensor
+            time.sleep(time.monotonic() - started)
 
 
 def _tell(error: int, num_taken: int, num_blocks: int) -> None:

@@ -4,6 +4,7 @@ import errno
 import logging
 import resource
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +113,18 @@ def test_blocks_come_in_the_order_in_which_they_are_given_out(pieces: Pieces) ->
         assert own[-1][1] == tensor.nbytes
 
 
+def test_it_rests_as_long_as_it_worked(pieces: Pieces, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    clock = iter(number**2 for number in range(1000))
+    fake = SimpleNamespace(monotonic=lambda: next(clock), sleep=rests.append)
+    monkeypatch.setattr(prefault_module, "time", fake)
+    caches = two_widths()  # which somebody holds
+    prefault(caches).join()
+    assert len(rests) == len(pieces.asked)
+    # Between the looks at the clock before and behind each piece.
+    assert rests[:4] == [1, 5, 9, 13]
+
+
 @pytest.mark.parametrize(
     ("error", "told"), [(errno.ENOMEM, "no memory left for KV blocks"), (errno.EINVAL, "")]
 )
@@ -120,7 +133,8 @@ def test_a_system_that_gives_none_is_asked_once_and_nothing_fails(
 ) -> None:
     caplog.set_level(logging.INFO, "services.worker.prefault")
     pieces.error, pieces.good_calls = error, 5
-    prefault(two_widths()).join()
+    caches = two_widths()  # which somebody holds
+    prefault(caches).join()
     assert len(pieces.asked) == 6
     assert [told in record.message for record in caplog.records] == ([True] if told else [])
 
@@ -147,5 +161,6 @@ def test_caches_on_a_device_are_not_the_systems(pieces: Pieces) -> None:
     layer = LayerCache(
         latent=torch.zeros((NUM_BLOCKS, 128, 1, 512), device="meta"), rope=None, indexer=None
     )
-    prefault(KVCaches(layers=(layer,), num_blocks=NUM_BLOCKS)).join()
+    caches = KVCaches(layers=(layer,), num_blocks=NUM_BLOCKS)
+    prefault(caches).join()
     assert not pieces.asked
