@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -19,12 +19,14 @@ from shared.errors import ConfigError
 LOCK_FILE: Final = "up.lock"
 # Services of a killed launcher are told to end by the kernel, and let running requests end first.
 LEFTOVER_LIMIT_S: Final = 30.0
+# For so long nobody wonders what the launcher waits for.
+QUIET_S: Final = 0.5
 _LOOK_S: Final = 0.05
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[None]:
-    """Hold a run directory.
+def claim(path: Path, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold a run directory; `tell` hears what is waited for, where that takes longer.
 
     Raises:
         ConfigError: Another launcher holds it, or services of a killed one do not end.
@@ -42,7 +44,7 @@ def claim(path: Path) -> Iterator[None]:
     try:
         os.ftruncate(held, 0)
         os.write(held, f"{os.getpid()}\n".encode())
-        _wait_for_leftovers(path)
+        _wait_for_leftovers(path, tell)
         yield
     finally:
         lock.unlink(missing_ok=True)
@@ -78,15 +80,18 @@ def _holder(lock: Path) -> str:
         return "unknown"
 
 
-def _wait_for_leftovers(path: Path) -> None:
+def _wait_for_leftovers(path: Path, tell: Callable[[str], None]) -> None:
     """Services that still end would lie on the sockets, and remove those of their successors."""
-    end = time.monotonic() + LEFTOVER_LIMIT_S
+    began, is_told = time.monotonic(), False
     while alive := [pid for pid in _known_pids(path) if _serves_in(path, pid)]:
-        if time.monotonic() > end:
-            pids = ", ".join(map(str, alive))
+        pids, waited_s = ", ".join(map(str, alive)), time.monotonic() - began
+        if waited_s > LEFTOVER_LIMIT_S:
             raise ConfigError(
                 f"--run-dir {path}: services of an earlier mesh still run there (pid {pids})"
             )
+        if waited_s > QUIET_S and not is_told:
+            is_told = True
+            tell(f"services of an earlier mesh end (pid {pids}); waiting for them")
         time.sleep(_LOOK_S)
 
 

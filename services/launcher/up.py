@@ -42,7 +42,7 @@ def run_up(argv: Sequence[str]) -> int:
         run_dir = make_run_directory(settings.run_dir)
         # gRPC would print a line at each start of a child; children are started by exec anyway.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        with claim(run_dir.path):
+        with claim(run_dir.path, lambda line: _note([line])):
             return asyncio.run(_run(start, run_dir, port.getsockname()[1]))
 
 

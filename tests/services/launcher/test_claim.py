@@ -107,13 +107,15 @@ def test_services_of_a_killed_launcher_are_waited_for(
         words = [sys.executable, "-c", f"import time; time.sleep({seconds})", where]
         return subprocess.Popen(words)
 
-    ends, stays = start(1.0, f"unix:{tmp_path}/worker.sock"), start(60, f"unix:{tmp_path}/s.sock")
+    ends, stays = start(1.5, f"unix:{tmp_path}/worker.sock"), start(60, f"unix:{tmp_path}/s.sock")
     other = start(60, "unix:/elsewhere/worker.sock")  # the number of an old one came round
     made = make_run_directory(tmp_path)
     made.write_state("u", {"worker": ends.pid, "scheduler": other.pid})
     began = time.monotonic()
+    told: list[str] = []
     try:
-        with claim(tmp_path):
+        with claim(tmp_path, told.append):
+            assert told == [f"services of an earlier mesh end (pid {ends.pid}); waiting for them"]
             assert ends.poll() is not None or not module._serves_in(tmp_path, ends.pid)
         made.write_state("u", {"scheduler": stays.pid})
         monkeypatch.setattr(module, "LEFTOVER_LIMIT_S", 0.2)
