@@ -115,7 +115,11 @@ class ResponseTable:
         )
         if path is not None:
             path.chmod(0o600)  # what people said to the model
-            _write_ahead(self._db)
+            try:
+                _write_ahead(self._db)
+            except sqlite3.OperationalError:
+                self._db.close()
+                raise
             # A crash of the machine may lose the last ones; a crash of the process does not.
             self._db.execute("PRAGMA synchronous=NORMAL")
         with self._db:

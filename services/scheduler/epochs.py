@@ -79,7 +79,7 @@ class EpochOwner(Protocol):
         """Its epoch is over, or none could be opened."""
 
     async def before_opening(self, session: Session) -> None:
-        """A worker is about to take plans: it must be ready for what lives."""
+        """A worker is about to take plans: it gets ready for what lives."""
 
     def after_closing(self, session: Session) -> None:
         """A worker takes no more plans."""

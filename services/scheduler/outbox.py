@@ -54,7 +54,8 @@ class Outbox(Generic[MessageT]):
         if self._messages and self._num_bytes + size > self._limits.max_bytes:
             self._is_over_full = True
             self._messages.clear()
-            if self._writing is not None:  # a write that gets nowhere need not be waited for
+            # A write that gets nowhere need not be waited for.
+            if self._writing is not None and not self._writing.expired():
                 self._writing.reschedule(asyncio.get_running_loop().time())
         else:
             self._messages.append((message, size))

@@ -2,9 +2,9 @@
 
 Laws
 - A constrained submission reaches the core once every worker that takes plans is ready for it, but
-  for those that are much slower than the first: one that is frozen holds nobody up, and gets ready
-  within its step if the submission comes there. A worker that comes (back) is made ready for all
-  that live before it takes plans.
+  for those that have no place for it or are much slower than the first: one that is frozen holds
+  nobody up, and gets ready within its step if the submission comes there. A worker that comes
+  (back) is made ready for all that lived then before it takes plans.
 - Each of its sequences gets one verdict: that of the core, the refusal of a worker, or what ended
   it before. The order of verdicts follows readiness, not submission.
 - Nothing here outlives its client, its time limit or the process.
@@ -83,6 +83,8 @@ class Preparations:
     ) -> dict[str, RequestError]:
         """Make a worker ready for live requests; those that it refuses by their ids, and why.
 
+        One that it has no place for now gets ready within its step, if it comes there.
+
         Raises:
             WorkerLostError: It cannot be asked.
         """
@@ -93,7 +95,8 @@ class Preparations:
             try:
                 await worker.prepare(dataclasses.replace(order, traceparent=""))
             except RequestError as error:
-                refused[order.request_id] = error
+                if error.retry_after_ms is None:
+                    refused[order.request_id] = error
         return refused
 
     def remove_worker(self, worker: Preparer) -> None:
@@ -193,13 +196,14 @@ class Preparations:
         """Ask every worker; one that is lost meanwhile is made ready when it comes back.
 
         Raises:
-            RequestError: One of them refuses it.
+            RequestError: One of them refuses it, or none has a place for it now.
         """
         order = _order(submission)
         waiting = {asyncio.ensure_future(worker.prepare(order)) for worker in self._workers}
         for call in waiting:
             call.add_done_callback(_hear)
         limit: float | None = None
+        full: RequestError | None = None
         try:
             while waiting:
                 done, waiting = await asyncio.wait(
@@ -209,22 +213,34 @@ class Preparations:
                 )
                 if not done:
                     return
-                if self._note(done) and limit is None:
+                is_ready, error = self._note(done)
+                full = full or error
+                if is_ready and limit is None:
                     limit = time.monotonic() + STRAGGLER_S
         finally:
             for call in waiting:
                 call.cancel()
+        if full is not None and limit is None:
+            raise full
 
-    def _note(self, done: "Iterable[asyncio.Future[int]]") -> bool:
-        """Whether one of these workers is ready."""
-        is_ready = False
+    def _note(self, done: "Iterable[asyncio.Future[int]]") -> tuple[bool, RequestError | None]:
+        """Whether one of these workers is ready, and why another is not for now.
+
+        Raises:
+            RequestError: The constraint cannot be used.
+        """
+        is_ready, full = False, None
         for call in done:
             try:
                 self.prepare_us += call.result()
+                is_ready = True
             except WorkerLostError:
                 continue
-            is_ready = True
-        return is_ready
+            except RequestError as error:
+                if error.retry_after_ms is None:
+                    raise
+                full = error
+        return is_ready, full
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         pending = self._drop(request_id)

@@ -37,7 +37,10 @@ def prefault(caches: KVCaches) -> threading.Thread:
     blocks_at_once = max(1, _PIECE_BYTES * caches.num_blocks // widest)
     args = ([weakref.ref(tensor) for tensor in tensors], caches.num_blocks, blocks_at_once)
     thread = threading.Thread(target=_take, args=args, name="prefault", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.warning("no thread to take the KV blocks' memory ahead of use: %s", error)
     return thread
 
 

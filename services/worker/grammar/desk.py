@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,24 @@ _MAX_HEAVY: Final = 32
 _SHORT_CPU_S: Final = 0.05
 
 
+class _Errand:
+    """One constraint on its way through the checks."""
+
+    def __init__(self, order: PrepareOrder) -> None:
+        self.order = order
+        self.task: asyncio.Task[None] | None = None
+        self.is_checking = False
+        self.is_left = False
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        self.is_checking = True
+        try:
+            yield
+        finally:
+            self.is_checking = False
+
+
 class GrammarDesk:
     """Prepares constraints for the rows of this worker. One event loop uses it."""
 
@@ -52,6 +71,7 @@ class GrammarDesk:
         self._short, self._short_turns = short, Turns(max_waiting)
         self._full, self._full_turns = full, Turns(max_heavy)
         self._warming: asyncio.Task[None] | None = None
+        self._errands: set[asyncio.Task[None]] = set()
         # By digest: why a constraint was refused, None if it was not.
         self._verdicts: OrderedDict[bytes, RequestError | None] = OrderedDict()
 
@@ -110,13 +130,34 @@ class GrammarDesk:
         if self._warming is not None:
             await asyncio.wait({self._warming})
         await asyncio.gather(self._short.close(), self._full.close())
+        if self._errands:
+            await asyncio.wait(self._errands)
 
     def _compile(self, constraint: Constraint) -> None:
         # Nothing is returned: a future that is waited for would hold the grammar.
         self.compiler.compile(constraint)
 
     async def _check(self, order: PrepareOrder) -> None:
+        """In a task of its own, which goes away with the one who asks unless its turn has come.
+
+        A check that has begun comes to its end: whose it is pays for it, and its verdict stays.
+        """
+        errand = _Errand(order)
+        errand.task = asyncio.get_running_loop().create_task(self._do(errand))
+        self._errands.add(errand.task)
+        errand.task.add_done_callback(self._errands.discard)
+        errand.task.add_done_callback(_hear)
+        try:
+            await asyncio.shield(errand.task)
+        except asyncio.CancelledError:
+            errand.is_left = True
+            if not errand.is_checking:
+                errand.task.cancel()
+            raise
+
+    async def _do(self, errand: "_Errand") -> None:
         """Once per constraint; those that come meanwhile wait for the same verdict."""
+        order = errand.order
         constraint = order.constraint
         digest = hashlib.sha256(msgspec.json.encode(constraint)).digest()
         if self._has_verdict(digest):
@@ -124,12 +165,15 @@ class GrammarDesk:
         async with self._short_turns.turn(order.tenant_id, constraint.num_bytes):
             if self._has_verdict(digest):
                 return
-            with contextlib.suppress(OverTimeError):
+            with contextlib.suppress(OverTimeError), errand.checking():
                 await self._check_now(self._short, constraint, digest)
                 return
+        if errand.is_left:
+            return
         async with self._full_turns.turn(order.tenant_id, constraint.num_bytes):
             if not self._has_verdict(digest):
-                await self._check_now(self._full, constraint, digest)
+                with errand.checking():
+                    await self._check_now(self._full, constraint, digest)
 
     def _has_verdict(self, digest: bytes) -> bool:
         """Whether it was found good; one that was not is refused again."""
@@ -158,3 +202,9 @@ class GrammarDesk:
         self._verdicts[digest] = verdict
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
+
+
+def _hear(task: "asyncio.Task[None]") -> None:
+    """Take note of an error, should nobody else be there to."""
+    if not task.cancelled():
+        task.exception()

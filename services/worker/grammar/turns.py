@@ -65,7 +65,7 @@ class Turns:
         if not self._is_taken:
             self._is_taken = True
             return
-        if len(self._waiting) + 1 >= self._max_present:
+        if sum(not waiter.told.done() for waiter in self._waiting) + 1 >= self._max_present:
             self._make_room(tenant_id)
         place = self._num_come + num_bytes // _BYTES_PER_PLACE, self._num_come
         mine = _Waiter(tenant_id, place, asyncio.get_running_loop().create_future())
@@ -81,15 +81,15 @@ class Turns:
 
     def _make_room(self, tenant_id: str) -> None:
         """For one of this tenant, if another has more there even then."""
-        counts = Counter(waiter.tenant_id for waiter in self._waiting)
+        there = [waiter for waiter in self._waiting if not waiter.told.done()]
+        counts = Counter(waiter.tenant_id for waiter in there)
         largest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
         if count <= counts[tenant_id] + 1:
             raise self._full()
-        theirs = (waiter for waiter in self._waiting if waiter.tenant_id == largest)
+        theirs = (waiter for waiter in there if waiter.tenant_id == largest)
         last = max(theirs, key=lambda waiter: waiter.place)
         self._waiting.remove(last)
-        if not last.told.done():
-            last.told.set_exception(self._full())
+        last.told.set_exception(self._full())
 
     def _full(self) -> RequestError:
         return RequestError(

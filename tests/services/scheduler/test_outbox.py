@@ -1,6 +1,7 @@
 """A slow reader is cut; nobody waits for it."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -85,6 +86,31 @@ async def test_a_write_that_gets_nowhere_is_not_waited_for_once_too_much_has_gat
     async with asyncio.timeout(5):
         with pytest.raises(RequestError, match="left over 100 bytes unread"):
             await task
+
+
+async def test_too_much_may_gather_in_the_very_turn_in_which_a_write_took_too_long() -> None:
+    outbox: Outbox[Message] = Outbox(OutboxLimits(max_bytes=100, stall_s=0.02))
+    outbox.put(Message(0, size=100))
+    raised: list[BaseException] = []
+
+    def overflow() -> None:
+        try:
+            outbox.put(Message(1))
+        except RuntimeError as error:
+            raised.append(error)
+
+    task = asyncio.create_task(outbox.write_all(lambda _: asyncio.Event().wait()))  # type: ignore[arg-type,return-value]
+    await asyncio.sleep(0)
+    assert outbox._writing is not None
+    over_at = outbox._writing.when()
+    assert over_at is not None
+    asyncio.get_running_loop().call_at(over_at + 1e-6, overflow)
+    # Nothing else runs until both are due: one turn of the loop sees the two of them.
+    time.sleep(0.05)  # noqa: ASYNC251  # on purpose
+    with pytest.raises(RequestError) as caught:
+        await task
+    assert caught.value.reason is FailureReason.SLOW_READER
+    assert not raised
 
 
 async def test_one_message_may_be_larger_than_the_bound() -> None:

@@ -34,6 +34,7 @@ class Worker:
         self.asked: list[tuple[str, str]] = []
         self.tenants: list[str] = []
         self.num_waiting = 0
+        self.full_of = ""
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -49,6 +50,10 @@ class Worker:
             self.num_waiting -= 1
         if constraint.format.text == "bad":
             raise RequestError(FailureReason.INVALID_ARGUMENT, "is bad", field="constraint")
+        if constraint.format.text == self.full_of:
+            raise RequestError(
+                FailureReason.QUEUE_FULL, "64 wait", field="constraint", retry_after_ms=1000
+            )
         if constraint.format.text == "lost":
             raise WorkerLostError("gone")
         return 5
@@ -158,6 +163,29 @@ async def test_a_refusal_is_told_before_slower_workers_have_answered() -> None:
     assert desk.told[0].refusal is not None
     assert not desk.admitted
     desk.check_empty()
+
+
+async def test_a_worker_that_has_no_place_now_is_passed_over_if_another_is_ready() -> None:
+    desk = await Desk(num_workers=2).start()
+    desk.workers[0].full_of = "a"
+    desk.submit("a", 1)
+    await desk.until(1)
+    assert desk.told[0].refusal is None
+    desk.workers[1].full_of = "b"
+    desk.workers[0].full_of = "b"
+    desk.submit("b", 2)
+    await desk.until(2)
+    refusal = desk.told[1].refusal
+    assert refusal is not None
+    assert refusal.reason is FailureReason.QUEUE_FULL
+    desk.check_empty()
+
+
+async def test_a_worker_that_comes_back_and_has_no_place_now_ends_nothing_that_lives() -> None:
+    desk = await Desk().start()
+    new = Worker()
+    new.full_of = "a"
+    assert await desk.preparations.add_worker(new, [order("r1", "a"), order("r2", "b")]) == {}
 
 
 async def test_a_refused_one_never_reaches_the_core() -> None:

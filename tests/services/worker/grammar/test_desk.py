@@ -114,6 +114,49 @@ async def test_beyond_the_bound_nobody_waits(desk: GrammarDesk, checker: FakeChe
     assert await prepare(desk, "c") > 0
 
 
+async def test_a_check_that_has_begun_comes_to_its_end_and_its_verdict_stays(
+    desk: GrammarDesk, checker: FakeChecker
+) -> None:
+    checker.may_answer.clear()
+    left = asyncio.ensure_future(prepare(desk, "bad"))
+    await checker.is_asked.wait()
+    left.cancel()
+    await asyncio.wait({left})
+    assert left.cancelled()
+    behind = asyncio.ensure_future(prepare(desk, "a"))
+    await asyncio.sleep(0.01)
+    assert checker.checked == ["bad"], "one at a time: whose it was still has its turn"
+    checker.may_answer.set()
+    assert await behind > 0
+    with pytest.raises(RequestError, match="is bad"):
+        await prepare(desk, "bad")
+    assert checker.checked == ["bad", "a"]
+
+
+async def test_what_somebody_left_does_not_go_on_to_the_full_check(
+    desk: GrammarDesk, checker: FakeChecker, full: FakeChecker
+) -> None:
+    checker.may_answer.clear()
+    left = asyncio.ensure_future(prepare(desk, "a{9}"))
+    await checker.is_asked.wait()
+    left.cancel()
+    await asyncio.wait({left})
+    checker.may_answer.set()
+    await prepare(desk, "b")
+    assert full.checked == []
+
+
+async def test_closing_waits_for_what_still_runs(desk: GrammarDesk, checker: FakeChecker) -> None:
+    checker.may_answer.clear()
+    left = asyncio.ensure_future(prepare(desk, "a"))
+    await checker.is_asked.wait()
+    left.cancel()
+    asyncio.get_running_loop().call_later(0.05, checker.may_answer.set)
+    await desk.close()
+    assert checker.may_answer.is_set()
+    assert not desk._errands
+
+
 async def test_whoever_stops_waiting_makes_room(desk: GrammarDesk, checker: FakeChecker) -> None:
     checker.may_answer.clear()
     tasks = [asyncio.ensure_future(prepare(desk, text)) for text in ("a", "b")]

@@ -102,19 +102,41 @@ async def test_of_a_tenants_own_the_largest_gives_its_place_up() -> None:
     await asyncio.gather(other, *tasks.values())
 
 
-async def test_one_that_goes_away_while_it_is_pushed_out_leaves_the_turns_whole() -> None:
+@pytest.mark.parametrize("is_first_gone", [True, False])
+async def test_one_that_goes_away_in_the_turn_in_which_another_comes_leaves_the_turns_whole(
+    *, is_first_gone: bool
+) -> None:
     visitors = Visitors(max_present=4)
+    loop = asyncio.get_running_loop()
     many = [await visitors.come(f"a{n}", 10, "a") for n in range(4)]
-    other = asyncio.get_running_loop().create_task(visitors.come("b", 10, "b"))
-    many[3].cancel()
-    few = [await other, await visitors.come("c", 10, "c")]
+    other = loop.create_task(visitors._visit("b", 10, "b", 1.0))
+    if is_first_gone:
+        many[3].cancel()
+    else:
+        loop.call_soon(many[3].cancel)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert visitors.served == ["a0"]
     visitors.may_go.set()
-    done = await asyncio.gather(*many, *few, return_exceptions=True)
-    assert sorted(visitors.served)[0] == "a0"
-    assert {type(each) for each in done} <= {type(None), asyncio.CancelledError, RequestError}
-    visitors.served.clear()
+    done = await asyncio.gather(*many, other, return_exceptions=True)
+    assert visitors.served == ["a0", "b", "a1", "a2"]
+    assert [type(each) for each in done] == [
+        *[type(None)] * 3,
+        asyncio.CancelledError,
+        type(None),
+    ]
     await (await visitors.come("later", 10, "a"))
-    assert visitors.served == ["later"]
+    assert visitors.served[-1] == "later"
+
+
+async def test_who_goes_away_in_this_turn_has_no_place_any_more() -> None:
+    visitors = Visitors(max_present=3)
+    a0, a1, a2 = [await visitors.come(f"a{n}", 10, "a") for n in range(3)]
+    b = asyncio.get_running_loop().create_task(visitors._visit("a3", 10, "a", 1.0))
+    a2.cancel()  # and it has not heard of that when the other comes
+    visitors.may_go.set()
+    await asyncio.gather(a0, a1, a2, b, return_exceptions=True)
+    assert visitors.served == ["a0", "a1", "a3"]
 
 
 async def test_beyond_the_bound_nobody_waits() -> None:
