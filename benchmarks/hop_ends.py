@@ -334,6 +334,9 @@ class EchoExecutor:
     def start_epoch(self, max_plans_in_flight: int) -> None:
         """There are no rows."""
 
+    def take_memory(self) -> None:
+        """Nothing."""
+
     def finish_step(self) -> None:
         """Nothing is prepared."""
 
