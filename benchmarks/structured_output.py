@@ -28,7 +28,14 @@ from services.worker.grammar.masking import allow_only
 from services.worker.grammar.rows import Masks, RowConstraints
 from services.worker.grammar.vocabulary import EngineVocabulary
 from services.worker.plan import NewSequence
-from shared.constraint import CalledTool, CallRules, Constraint, FormatKind, TextFormat
+from shared.constraint import (
+    CalledTool,
+    CallRules,
+    Constraint,
+    FormatKind,
+    PrepareOrder,
+    TextFormat,
+)
 from shared.glm.tokenizer import GlmTokenizer
 from shared.sampling import SamplingSpec
 
@@ -129,8 +136,9 @@ def _prepare_ms(constraint: Constraint) -> float:
         desk = GrammarDesk.of_checkpoint(_NANO)
         warm = Constraint(format=TextFormat(kind=FormatKind.CHOICE, choices=("a",)))
         try:
-            await desk.prepare(warm, "", "")  # starts the child
-            return await desk.prepare(constraint, "", "") / 1000
+            await desk.prepare(PrepareOrder(constraint=warm, request_id="warm"))  # starts the child
+            order = PrepareOrder(constraint=constraint, request_id="bench")
+            return await desk.prepare(order) / 1000
         finally:
             await desk.close()
 

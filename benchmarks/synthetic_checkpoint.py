@@ -83,7 +83,7 @@ def write_checkpoint(folder: Path, values: dict[str, Any], num_files: int = 1) -
     spec = ModelSpec(config=config, dtype=torch.bfloat16, device=torch.device("meta"))
     slots = list(Decoder.build(spec).slots())
     share = -(-len(slots) // num_files)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(num_files):
         name = f"model-{number + 1:05}-of-{num_files:05}.safetensors"
         part = slots[number * share : (number + 1) * share]

@@ -134,7 +134,8 @@ def everyday_request(rng: random.Random, words: Words, tool: Tool) -> tuple[str,
 def named_request(rng: random.Random, words: Words, tools: list[Tool]) -> tuple[str, list[Call]]:
     """Asks for one or two tools by name."""
     chosen = rng.sample(tools, 2) if len(tools) > 1 and rng.random() < 0.3 else [rng.choice(tools)]
-    sentences, calls = [], []
+    sentences: list[str] = []
+    calls: list[Call] = []
     for tool in chosen:
         arguments = {key: _value(rng, words, kind) for key, kind in tool.parameters.items()}
         listed = listing([f"{key} {value}" for key, value in arguments.items()])
