@@ -74,28 +74,35 @@ class GrammarChecker:
             RequestError: It cannot, and why; or there is no child to ask.
         """
         await self._settle()
-        child = await self._alive()
-        ask = _ask(child, msgspec.json.encode(constraint), self._limits.wall_s)
-        asked = asyncio.get_running_loop().create_task(ask)
-        asked.add_done_callback(_hear)
-        try:
-            verdict = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            self._left = asked
-            raise
-        except TimeoutError:
-            await self._replace()
-            # Not its fault: its own time is bounded, and was not over.
-            raise _not_now() from None
-        except (OSError, EOFError):
-            code = await child.wait()
-            await self._replace()
-            _log.warning("the process that checks constraints ended", extra={"code": code})
-            raise _not_now() from None
+        verdict = await self._verdict(constraint)
         if verdict.message:
             raise RequestError(FailureReason.INVALID_ARGUMENT, verdict.message, field=verdict.field)
         if verdict.exit_code:
             raise self._why_it_ended(verdict.exit_code)
+
+    async def _verdict(self, constraint: Constraint) -> Verdict:
+        """Of a child, or of the next one where it was lost: not by the check, which has a fork."""
+        for is_last in (False, True):
+            child = await self._alive()
+            ask = _ask(child, msgspec.json.encode(constraint), self._limits.wall_s)
+            asked = asyncio.get_running_loop().create_task(ask)
+            asked.add_done_callback(_hear)
+            try:
+                return await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                self._left = asked
+                raise
+            except TimeoutError:
+                await self._replace()
+                # Not its fault: its own time is bounded, and was not over.
+                raise _not_now() from None
+            except (OSError, EOFError):
+                code = await child.wait()
+                await self._replace()
+                _log.warning("the process that checks constraints ended", extra={"code": code})
+                if is_last:
+                    raise _not_now() from None
+        raise AssertionError("the last try returns or raises")
 
     async def close(self) -> None:
         """Kill the child, if there is one; there will be no other."""

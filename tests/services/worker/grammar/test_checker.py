@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 
 import pytest
@@ -88,7 +89,7 @@ async def test_a_child_that_hangs_is_replaced_and_fails_one_check_alone() -> Non
         await checker.close()
 
 
-async def test_a_child_that_is_killed_during_a_check_is_not_held_against_the_constraint(
+async def test_a_child_that_is_killed_during_a_check_is_missed_by_nobody(
     checker: GrammarChecker,
 ) -> None:
     await checker.check(GOOD)
@@ -98,9 +99,26 @@ async def test_a_child_that_is_killed_during_a_check_is_not_held_against_the_con
     asked = asyncio.ensure_future(checker.check(GOOD))
     await asyncio.sleep(0)
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(RequestError, match="was lost") as caught:
-        await asked
+    await asked
+    assert child.returncode == -signal.SIGKILL
+
+
+async def test_two_children_that_are_killed_during_a_check_are_not_held_against_the_constraint(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+
+    async def ask(child: Process, *_: object) -> Verdict:
+        lost.append(child.pid)
+        child.kill()
+        raise EOFError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("services.worker.grammar.checker._ask", ask)
+        with pytest.raises(RequestError, match="was lost") as caught:
+            await checker.check(GOOD)
     assert caught.value.outcome.is_retryable
+    assert len(set(lost)) == 2
     await checker.check(GOOD)
 
 
@@ -323,7 +341,7 @@ async def test_hostile_ones_are_decided_in_bounded_time_and_harm_nobody(
     await checker.check(GOOD)
 
 
-async def test_a_pipe_that_closed_a_moment_ago_may_be_tried_again(
+async def test_a_pipe_that_closed_a_moment_ago_is_left_for_another_child(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check(GOOD)
@@ -336,7 +354,6 @@ async def test_a_pipe_that_closed_a_moment_ago_may_be_tried_again(
         raise RuntimeError("unable to perform operation; the handler is closed")  # as uvloop does
 
     monkeypatch.setattr(child.stdin, "write", closed)
-    with pytest.raises(RequestError) as caught:
-        await checker.check(regex("b"))
-    assert caught.value.reason is FailureReason.UPSTREAM_LOST
-    await checker.check(regex("c"))
+    await checker.check(regex("b"))
+    assert child.returncode == -signal.SIGKILL
+    assert checker._child is not child
