@@ -25,6 +25,7 @@ PACKAGES = (
     "pytest",
     "pytest-asyncio",
     "pytest-timeout",
+    "hypothesis",  # for tests/conftest.py
 )
 
 

@@ -1,6 +1,8 @@
 """The environment is made once for the same inputs, and anew when they change."""
 
+import ast
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,20 @@ def test_the_child_sees_the_stubs_and_no_cann(steps: list[str], tmp_path: Path) 
     assert variables["HOME"] == "/home/me"
     assert variables["LD_LIBRARY_PATH"] == str(tmp_path / "stubs")
     assert variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+
+
+def test_what_all_tests_import_is_there() -> None:
+    """The contract tests are under tests/ too, so pytest reads its conftest.py there."""
+    tree = ast.parse((environment.ROOT / "tests" / "conftest.py").read_text())
+    asked = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert asked - set(sys.stdlib_module_names) <= set(environment.PACKAGES)
