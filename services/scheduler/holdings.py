@@ -47,6 +47,11 @@ class Holdings:
         """Whether there are rows that the next plan announces as freed."""
         return bool(self._unannounced_rows)
 
+    @property
+    def has_only_ended_rows(self) -> bool:
+        """Whether no row is free, nor will be before a plan says which have ended."""
+        return bool(self._unannounced_rows) and not (self._free_rows or self._announced_rows)
+
     def take_row(self) -> int:
         """Hand out a row."""
         return self._free_rows.pop()

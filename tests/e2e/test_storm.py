@@ -111,4 +111,6 @@ async def test_a_thousand_clients_of_every_kind_leave_nothing_behind(mesh: Mesh)
         assert is_like(held[-1], before), (before, held)
     assert not loud_lines(mesh)
     for name, memory_mib in held[-1].memory_mib.items():
-        assert memory_mib - held[-2].memory_mib[name] < MAX_GROWTH_MIB, held
+        # What the allocator keeps of a wave differs from one to the next.
+        most = max(earlier.memory_mib[name] for earlier in held[:-1])
+        assert memory_mib - most < MAX_GROWTH_MIB, held

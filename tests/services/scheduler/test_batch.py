@@ -5,6 +5,7 @@ import pytest
 from services.scheduler.outlet import Outlet
 from services.scheduler.plan import StepPlan, WorkerContractError
 from services.scheduler.sequence import SequenceState
+from shared.endings import FinishReason
 from tests.services.scheduler.builders import capacity
 from tests.services.scheduler.harness import Harness
 
@@ -91,6 +92,23 @@ def test_a_row_that_the_plans_in_flight_surely_end_is_not_planned_again() -> Non
     assert harness.plan() is None
     harness.run_to_end()
     assert len(harness.plans) == 2
+
+
+@pytest.mark.parametrize("num_seats", [1, 2, 4])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_rows_that_all_end_in_the_plans_in_flight_are_told_of_and_used_again(
+    num_seats: int, max_tokens: int
+) -> None:
+    """Nothing else is left to plan, and a worker frees only rows that a plan names."""
+    rows = {"max_num_seqs": num_seats, "num_rows": 2 * num_seats}
+    harness = Harness(
+        capacity(num_blocks=40, max_num_batched_tokens=64, **rows), max_plans_in_flight=2
+    )
+    harness.submit(Outlet(), [1] * (5 * num_seats), max_tokens=max_tokens)
+    harness.run_to_end()
+    ends = [stream.end for stream in harness.streams.values()]
+    assert all(end and end.finish_reason is FinishReason.LENGTH for end in ends)
+    assert sum(not plan.rows for plan in harness.plans) <= 2
 
 
 def test_the_latest_admitted_gives_way_and_resumes_with_its_tokens() -> None:
