@@ -54,6 +54,18 @@ async def test_one_step_ahead_with_displacements_gives_the_same_text(
     assert ahead.metric("glm_mesh:step_seconds_total") > 0
 
 
+async def test_answers_of_one_token_each_use_up_no_seats(ahead: Mesh) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "glm-nano", "max_tokens": 1}
+        asked = (
+            client.post(f"{ahead.url}/v1/completions", json=body | {"prompt": f"{number} is"})
+            for number in range(30)
+        )
+        answers = await asyncio.gather(*asked)
+    assert {answer.status_code for answer in answers} == {200}
+    ahead.until_idle()
+
+
 def test_a_priority_is_refused_where_nobody_heeds_it(nano: Mesh) -> None:
     body = {"model": "glm-nano", "prompt": "a", "max_tokens": 1, "priority": 1}
     answer = httpx.post(f"{nano.url}/v1/completions", json=body, timeout=60)
