@@ -151,15 +151,8 @@ class Batch:
         budget = self._plan_chunks(builder, budget)
         if num_preemptions == self.num_preemptions:
             self._admit(builder, budget, now)
-        return self._issue(builder) if builder.sequences or self._lacks_row else None
-
-    @property
-    def _lacks_row(self) -> bool:
-        """Whether somebody waits for a row, and the worker has to be told which have ended.
-
-        Plans sent ahead may use up all rows; if all of those end there, no other plan would say so.
-        """
-        return bool(len(self._waiting)) and self.holdings.has_only_ended_rows
+        lacks_row = len(self._waiting) and self.holdings.has_only_ended_rows
+        return self._issue(builder) if builder.sequences or lacks_row else None
 
     @property
     def is_left_over(self) -> bool:

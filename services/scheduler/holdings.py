@@ -49,7 +49,11 @@ class Holdings:
 
     @property
     def has_only_ended_rows(self) -> bool:
-        """Whether no row is free, nor will be before a plan says which have ended."""
+        """Whether no row is free, nor will be before a plan says which have ended.
+
+        Plans sent ahead may use up all rows. If all of those end there, whoever waits for a row has
+        no part in a plan, and nobody else has: one without rows must say it.
+        """
         return bool(self._unannounced_rows) and not (self._free_rows or self._announced_rows)
 
     def take_row(self) -> int:
