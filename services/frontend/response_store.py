@@ -87,9 +87,8 @@ def _write_ahead(db: sqlite3.Connection) -> None:
         try:
             db.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if (
-                error.sqlite_errorcode & 0xFF
-            ) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
                 raise
             time.sleep(_BUSY_PAUSE_S)
         else:

@@ -21,6 +21,7 @@ from services.scheduler.outlet import Outlet
 from services.scheduler.plan import WorkerLostError
 from shared.constraint import PrepareOrder
 from shared.errors import FailureReason, RequestError
+from shared.tasks import hear
 
 MAX_PREPARING: Final = 1024
 # After the first worker is ready: all compile the same, so one that takes longer is stuck, or has a
@@ -201,7 +202,7 @@ class Preparations:
         order = _order(submission)
         waiting = {asyncio.ensure_future(worker.prepare(order)) for worker in self._workers}
         for call in waiting:
-            call.add_done_callback(_hear)
+            call.add_done_callback(hear)
         limit: float | None = None
         full: RequestError | None = None
         try:
@@ -257,12 +258,6 @@ class Preparations:
         for sequence in pending.submission.sequences:
             pending.outlet.preparing.pop(sequence.stream_id, None)
         return pending
-
-
-def _hear(call: "asyncio.Future[int]") -> None:
-    """Of those that nobody waits for any more, none is told of as an error that was missed."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _order(submission: Submission) -> PrepareOrder:

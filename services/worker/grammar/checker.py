@@ -23,6 +23,7 @@ from shared.constraint import Constraint
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
 from shared.parent import PARENT_VARIABLE
+from shared.tasks import hear
 
 _log = get_logger(__name__)
 
@@ -86,7 +87,7 @@ class GrammarChecker:
             child = await self._alive()
             ask = _ask(child, msgspec.json.encode(constraint), self._limits.wall_s)
             asked = asyncio.get_running_loop().create_task(ask)
-            asked.add_done_callback(_hear)
+            asked.add_done_callback(hear)
             try:
                 return await asyncio.shield(asked)
             except asyncio.CancelledError:
@@ -201,12 +202,6 @@ def _not_now() -> RequestError:
         field="constraint",
         retry_after_ms=1000,
     )
-
-
-def _hear(asked: "asyncio.Task[Verdict]") -> None:
-    """Take note of an error, should nobody else be there to."""
-    if not asked.cancelled():
-        asked.exception()
 
 
 def _ending(code: int) -> str:

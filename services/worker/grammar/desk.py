@@ -25,6 +25,7 @@ from shared import tracing
 from shared.constraint import Constraint, PrepareOrder
 from shared.errors import CheckpointError, FailureReason, RequestError
 from shared.log import get_logger
+from shared.tasks import hear
 
 _log = get_logger(__name__)
 
@@ -146,7 +147,7 @@ class GrammarDesk:
         errand.task = asyncio.get_running_loop().create_task(self._do(errand))
         self._errands.add(errand.task)
         errand.task.add_done_callback(self._errands.discard)
-        errand.task.add_done_callback(_hear)
+        errand.task.add_done_callback(hear)
         try:
             await asyncio.shield(errand.task)
         except asyncio.CancelledError:
@@ -202,9 +203,3 @@ class GrammarDesk:
         self._verdicts[digest] = verdict
         while len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts.popitem(last=False)
-
-
-def _hear(task: "asyncio.Task[None]") -> None:
-    """Take note of an error, should nobody else be there to."""
-    if not task.cancelled():
-        task.exception()
