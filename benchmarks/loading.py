@@ -7,7 +7,6 @@ page cache and dropped from it. Every run is a process of its own; the peak is w
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -75,17 +74,23 @@ def load_once(folder: Path, mode: str, **settings: int) -> dict[str, float]:
     device = torch.device("cpu")
     spec = ModelSpec(config=ModelConfig.from_dir(folder), dtype=torch.bfloat16, device=device)
     seen: list[LoadProgress] = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_bytes()
     started = time.perf_counter()
     load_model(folder, spec, LoadStrategy(mode=ReadMode(mode), **settings), seen.append)
     seconds = time.perf_counter() - started
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    peak = _peak_bytes() - before
     num_bytes = seen[-1].num_bytes
     return {
         "gb_per_s": round(num_bytes / seconds / 1e9, 2),
         "seconds": round(seconds, 2),
         "mib_beside_weights": round((peak - num_bytes) / (1 << 20)),
     }
+
+
+def _peak_bytes() -> int:
+    """Most that this program held; `ru_maxrss` would count what its process ran before it, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 if __name__ == "__main__":

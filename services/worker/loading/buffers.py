@@ -1,8 +1,11 @@
 """Memory that tensors are read into, used again once the last view of it is gone.
 
 Fresh memory must be zeroed by the system page by page: reading into it runs at half the speed.
+What is given up goes back to the system at once: malloc would keep up to 64 MiB for each thread that
+asked, for as long as the process lives.
 """
 
+import mmap
 import weakref
 from collections import deque
 
@@ -13,6 +16,16 @@ Bytes = NDArray[np.uint8]
 
 # A buffer is not spent on something much smaller, which would waste the rest of it.
 _MAX_WASTE = 2
+# Smaller ones are malloc's: a mapping of its own would waste most of a page.
+_MIN_MAPPED_BYTES = 1 << 16
+
+
+def fresh(num_bytes: int) -> Bytes:
+    """New memory with anything in it, which is the system's again when the array is gone."""
+    if num_bytes < _MIN_MAPPED_BYTES:
+        return np.empty(num_bytes, np.uint8)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, np.uint8)
 
 
 class BufferPool:
@@ -37,7 +50,7 @@ class BufferPool:
         whole = self._reuse(num_bytes)
         if whole is None:
             self._shrink(self._max_bytes - self._used_bytes - num_bytes)
-            whole = np.empty(num_bytes, np.uint8)
+            whole = fresh(num_bytes)
         self._used_bytes += whole.nbytes
         # The view is what lives and dies: tensors made of it keep it, and so do slices, whose base
         # it is because its own is no array (a slice of a plain slice would keep `whole` alone).

@@ -56,8 +56,13 @@ def load_model(
         check_entries(reader.path, entries, spec)
         check_room(spec)
         decoder = Decoder.build(spec)
-        present = {slot.name: slot for slot in decoder.slots() if slot.name in entries}
-        _fill(reader, present, strategy or LoadStrategy(), progress)
+        # Nobody keeps the slots: they hold the weights as read, which packing is to replace.
+        _fill(
+            reader,
+            {slot.name: slot for slot in decoder.slots() if slot.name in entries},
+            strategy or LoadStrategy(),
+            progress,
+        )
     decoder.finish_loading()
     return decoder
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.worker.loading.buffers import fresh
 from services.worker.loading.files import FileCursor, WeightFile
 from services.worker.loading.finite import find_fault
 from services.worker.loading.header import TensorEntry
@@ -75,7 +76,7 @@ class PieceReader:
             CheckpointError: It cannot be read, or holds what no weight may have.
         """
         if piece.count > 1 and not self._scratch.size:
-            self._scratch = np.empty(BLOCK_BYTES, np.uint8)
+            self._scratch = fresh(BLOCK_BYTES)
         place = read_piece(
             self.cursor,
             request.file,

@@ -1,7 +1,12 @@
+import threading
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from services.worker.loading.buffers import BufferPool
+
+MIB = 1 << 20
 
 
 def address(buffer: np.ndarray) -> int:
@@ -75,3 +80,33 @@ def test_clearing_drops_what_is_free() -> None:
     pool.take(100)
     pool.clear()
     assert pool.num_free_bytes == 0
+
+
+def held_bytes() -> int:
+    """Memory of this process that is no file's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+def test_what_a_thread_took_is_the_systems_again_when_the_pool_is_cleared() -> None:
+    """From malloc it would be kept for the thread's arena."""
+    pool = BufferPool(1 << 30)
+    held: list[int] = []
+
+    def read() -> None:
+        # The first large one that is freed makes malloc keep those of its size.
+        for _ in range(2):
+            buffers = [pool.take(4 * MIB) for _ in range(15)]
+            for buffer in buffers:
+                buffer.fill(1)
+            held.append(held_bytes())
+            buffers.clear()
+            del buffer
+            pool.clear()
+
+    before = held_bytes()
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert min(held) - before > 55 * MIB
+    assert held_bytes() - before < 8 * MIB

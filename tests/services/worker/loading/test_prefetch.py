@@ -166,12 +166,17 @@ def test_storage_that_hangs_does_not_keep_the_loader(
     requests: list[ReadRequest], on_read: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_JOIN_S", 0.05)
-    released = threading.Event()
-    on_read(lambda *_: released.wait() and None)
-    started = time.monotonic()
+    hanging, released = threading.Semaphore(0), threading.Event()
+
+    def hang(*_: object) -> None:
+        hanging.release()
+        released.wait()
+
+    on_read(hang)
     with Prefetcher(requests, num_threads=2, memory_bytes=1 << 20):
-        pass
-    assert time.monotonic() - started < 5
+        assert all(hanging.acquire(timeout=20) for _ in range(2))
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
     assert len(living()) == 2
     released.set()
     for thread in threading.enumerate():
@@ -201,11 +206,15 @@ def test_a_signal_ends_the_wait_for_a_read(requests: list[ReadRequest], on_read:
 
     on_read(lambda *_: released.wait() and None)
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        threads = Prefetcher(requests, num_threads=2, memory_bytes=1 << 20)
-        with pytest.raises(_SignalledError), threads:
+
+    def use_all() -> None:
+        with Prefetcher(requests, num_threads=2, memory_bytes=1 << 20) as threads:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             list(threads)
+
+    try:
+        with pytest.raises(_SignalledError):
+            use_all()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
