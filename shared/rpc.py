@@ -38,6 +38,7 @@ Server = grpc.aio.Server
 
 KEEPALIVE_MS: Final = 20_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
+CONNECT_TIMEOUT_MS: Final = 2_000
 # Past this many calls at once a server answers RESOURCE_EXHAUSTED; admission comes long before.
 MAX_CONCURRENT_RPCS: Final = 4_096
 # What serve_until_stopped waits beyond the grace before it gives a server up.
@@ -136,7 +137,9 @@ def channel_options(max_receive_mib: int, keepalive_ms: int) -> Options:
     return [
         *_common_options(max_receive_mib, keepalive_ms),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # No pause: the time that a peer which took the connection has for its first words. A busy
+        # one needs more than the pause between two tries.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.primary_user_agent", "glm-mesh"),
         ("grpc.service_config", _service_config()),
