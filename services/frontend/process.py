@@ -32,6 +32,9 @@ GRPC_GRACE_S: Final = 2.0
 FAREWELL_S: Final = 1.0
 # For requests on connections that came just before the listener closed.
 LATE_S: Final = 0.2
+# At most so long a process that is new on a shared port waits for a detokenizer.
+JOIN_S: Final = 3.0
+JOIN_POLL_S: Final = 0.02
 
 _logger = get_logger(__name__)
 
@@ -103,24 +106,29 @@ def open_store(settings: FrontendSettings) -> ResponseStore:
 
 @contextlib.asynccontextmanager
 async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
-    """The HTTP side and the connection to the detokenizer, while inside."""
+    """The HTTP side and the connection to the detokenizer, while inside.
+
+    On a shared port others can serve what this process would have to refuse: it joins them once it
+    has a detokenizer, or none came in time.
+    """
     settings = gateway.settings
-    http = HttpServer(
-        create_app(gateway),
-        bind(settings.host, settings.port, is_shared=settings.reuse_port),
-        stall_s=settings.client_stall_timeout_s,
-    )
     tasks = [
         asyncio.create_task(gateway.detokenizers.run()),
         asyncio.create_task(gateway.keeper.run()),
         asyncio.create_task(gateway.background.watch(gateway.responses)),
     ]
     try:
-        await http.start()
-        yield http
+        if settings.reuse_port:
+            await _until_ready(gateway, JOIN_S)
+        listener = bind(settings.host, settings.port, is_shared=settings.reuse_port)
+        http = HttpServer(create_app(gateway), listener, stall_s=settings.client_stall_timeout_s)
+        try:
+            await http.start()
+            yield http
+        finally:
+            await http.stop()
+            await gateway.background.stop()
     finally:
-        await http.stop()
-        await gateway.background.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,6 +185,13 @@ async def drain(gateway: Gateway, http: HttpServer) -> None:
         )
         await _wait_until_idle(gateway, FAREWELL_S)
     _logger.info("drained", extra={"num_left": gateway.admission.num_running})
+
+
+async def _until_ready(gateway: Gateway, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while not gateway.detokenizers.num_ready:  # noqa: ASYNC110  # told by no event
+                await asyncio.sleep(JOIN_POLL_S)
 
 
 async def _wait_until_idle(gateway: Gateway, limit_s: float) -> None:

@@ -15,8 +15,9 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from services.frontend import process as process_module
 from services.frontend.http_server import HttpServer, bind
-from services.frontend.process import build_gateway, drain, run
+from services.frontend.process import build_gateway, drain, run, running_http
 from services.frontend.settings import FrontendSettings
 from shared.errors import CheckpointError, ConfigError
 from tests.services.frontend.conftest import MODEL_DIR, Mesh
@@ -64,7 +65,7 @@ async def test_the_collector_leaves_alone_what_lives_as_long_as_the_process(run_
     gc.unfreeze()
     serving = asyncio.create_task(run(settings, stop))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not gc.get_freeze_count():  # noqa: ASYNC110  # the collector tells nobody
                 await asyncio.sleep(0.01)
         assert gc.get_freeze_count() > len(gc.get_objects())
@@ -107,8 +108,20 @@ class TestSharedPort:
         async with asyncio.timeout(30):
             await draining
 
+    @pytest.fixture
+    def is_late(self, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+        """Ends the time for requests on connections that came before; else it lasts for ever."""
+        is_late, sleep = asyncio.Event(), asyncio.sleep
+
+        async def wait(delay_s: float) -> None:
+            await (is_late.wait() if delay_s == process_module.LATE_S else sleep(delay_s))
+
+        monkeypatch.setattr(process_module, "LATE_S", 3600.0)
+        monkeypatch.setattr(asyncio, "sleep", wait)
+        return is_late
+
     async def test_connections_that_came_before_are_served_and_then_closed(
-        self, mesh: Mesh
+        self, mesh: Mesh, is_late: asyncio.Event
     ) -> None:
         streams = [await asyncio.open_connection("127.0.0.1", mesh.port) for _ in range(2)]
         draining = asyncio.create_task(drain(mesh.gateway, mesh.server))
@@ -116,6 +129,7 @@ class TestSharedPort:
         (reader, writer), (idle, _) = streams
         writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        is_late.set()
         async with asyncio.timeout(30):
             await draining
             assert await idle.read() == b""
@@ -125,16 +139,53 @@ class TestSharedPort:
         with pytest.raises(httpx.ConnectError):
             await self.ask(mesh)
 
+    async def test_one_that_has_no_detokenizer_yet_leaves_connections_to_others(
+        self, settings: FrontendSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(process_module, "JOIN_S", 60.0)
+        server = HttpServer(teapot, bind("127.0.0.1", 0, is_shared=True))
+        await server.start()
+        gateway = build_gateway(settings.model_copy(update={"port": server.port}))
+        fake = FakeDetokenizer(settings.detokenizer_address[0])
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+            newcomer = running_http(gateway)
+            joining = asyncio.create_task(newcomer.__aenter__())
+            for _ in range(20):
+                assert (await get(client)).status_code == 418
+            await fake.start()
+            async with asyncio.timeout(60):
+                await joining
+                while (response := await get(client)).status_code == 418:
+                    pass
+            assert response.status_code == 200
+            await newcomer.__aexit__(None, None, None)
+        await server.stop()
+        await fake.stop()
+
+    async def test_without_any_detokenizer_it_joins_all_the_same(
+        self, settings: FrontendSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(process_module, "JOIN_S", 0.05)
+        gateway = build_gateway(settings)
+        async with running_http(gateway) as http, httpx.AsyncClient(timeout=30) as client:
+            response = await client.get(f"http://127.0.0.1:{http.port}/health")
+        assert response.status_code == 503
+
     async def ask(self, mesh: Mesh, **fields: Any) -> httpx.Response:
         """One request over a connection of its own."""
         body = {"prompt": "Hi", **fields}
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             return await client.post(f"http://127.0.0.1:{mesh.port}/v1/completions", json=body)
 
     async def ask_until(self, mesh: Mesh, status: int) -> httpx.Response:
         while (response := await self.ask(mesh)).status_code != status:
             pass
         return response
+
+
+async def get(client: httpx.AsyncClient) -> httpx.Response:
+    """The health, over a connection of its own."""
+    return await client.get("/health", headers={"connection": "close"}, timeout=30)
 
 
 async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,15 +235,15 @@ async def test_the_process_serves_and_ends_with_zero_on_sigterm(run_dir: Path) -
     process = start(run_dir, "--port", "0")
     try:
         port = await read_port(process)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            deadline = time.monotonic() + 10
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            deadline = time.monotonic() + 60
             while (await client.get("/health")).status_code != 200:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             answer = await client.post("/v1/completions", json={"prompt": "Hi"})
             assert answer.status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0
     finally:
         process.kill()
         process.communicate()
