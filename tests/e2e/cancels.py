@@ -43,15 +43,23 @@ class Holdings:
     memory_mib: Mapping[str, float]
 
 
+async def status_of(mesh: Mesh, service: str) -> admin_pb2.GetStatusResponse:
+    """What one process tells."""
+    async with open_channel(mesh.address(service, "admin_address")) as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
+        status: admin_pb2.GetStatusResponse = await stub.GetStatus(
+            admin_pb2.GetStatusRequest(), timeout=30
+        )
+        return status
+
+
 async def look(mesh: Mesh) -> Holdings:
     """Ask every process that answers; ranks that are led do as their leader."""
     live, tasks, files, memory = {}, {}, {}, {}
     for name, places in mesh.state()["services"].items():
         if "admin_address" not in places:
             continue
-        async with open_channel(mesh.address(name, "admin_address")) as channel:
-            stub = admin_pb2_grpc.AdminServiceStub(channel)
-            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        status = await status_of(mesh, name)
         live[name], tasks[name] = status.num_live, status.num_tasks
         process = Path(f"/proc/{mesh.pid(name)}")
         files[name] = sum(1 for _ in (process / "fd").iterdir())

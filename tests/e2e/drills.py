@@ -42,15 +42,20 @@ BODIES: Final[tuple[dict[str, Any], ...]] = (
 
 
 class Stream(threading.Thread):
-    """Reads one stream; `do` is called when it has `at` tokens."""
+    """Reads one stream; `do` is called when it has `at` tokens and the others have one."""
 
     def __init__(
-        self, mesh: Mesh, body: dict[str, Any], at: int = 0, do: Callable[[], None] | None = None
+        self,
+        mesh: Mesh,
+        body: dict[str, Any],
+        at: int = 0,
+        do: Callable[[], None] | None = None,
+        others: Sequence["Stream"] = (),
     ) -> None:
         super().__init__()
         self.url = f"{mesh.url}/v1/completions"
         self.body = {**body, "stream": True}
-        self.at, self.do = at, do
+        self.at, self.do, self.others = at, do, others
         self.token_ids: list[int] = []
         self.error: dict[str, Any] = {}
         self.is_done = False
@@ -69,7 +74,10 @@ class Stream(threading.Thread):
         self.error = self.error or event.get("error", {})
         for choice in event.get("choices", ()):
             self.token_ids += choice.get("token_ids") or []
-        if self.do is not None and not self.done_at and len(self.token_ids) >= self.at:
+        if self.do is None or self.done_at or len(self.token_ids) < self.at:
+            return
+        # One that came behind the loss would be refused.
+        if all(other.token_ids for other in self.others):
             self.done_at = time.monotonic()
             self.do()
 
@@ -127,9 +135,10 @@ class Group:
     def lose(self, loss: Loss) -> list[Stream]:
         """Start the streams, and lose a rank while they run."""
         pid = self.mesh.pid(loss.rank)
-        first = Stream(self.mesh, BODIES[0], 20, lambda: os.kill(pid, loss.signal))
-        streams = [first, *(Stream(self.mesh, body) for body in BODIES[1:])]
-        for stream in streams:
+        others = [Stream(self.mesh, body) for body in BODIES[1:]]
+        first = Stream(self.mesh, BODIES[0], 20, lambda: os.kill(pid, loss.signal), others)
+        streams = [first, *others]
+        for stream in reversed(streams):
             stream.start()
         while not first.done_at and first.is_alive():
             time.sleep(0.01)

@@ -6,6 +6,7 @@ pairs of options which no way chosen before it has.
 
 import itertools
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,7 +192,8 @@ def _choose(
     """A way that has much that is missing and rare, again and again."""
     chosen, missing = list(first), set(counts).difference(*(parts[way] for way in first))
     while missing:
-        worth = {way: sum(1 / counts[part] for part in parts[way] & missing) for way in parts}
+        # Exact: sets have another order in each process, and the choice must be the same.
+        worth = {way: math.fsum(1 / counts[p] for p in parts[way] & missing) for way in parts}
         most = 0.9 * max(worth.values())
         chosen.append(rng.choice([way for way in parts if worth[way] >= most]))
         missing -= parts[chosen[-1]]

@@ -107,7 +107,7 @@ class Mesh:
                 and self.metric("vllm:num_requests_running") == 0
                 and self.metric("vllm:num_requests_waiting") == 0
             ),
-            10,
+            30,
             "every block is free again",
         )
 
@@ -126,7 +126,9 @@ class Mesh:
         """Poll until `condition` holds."""
         end = time.monotonic() + limit_s
         while not condition():
-            assert self.process.poll() is None or READY_LINE in self.screen, self.screen
+            if self.process.poll() is not None and READY_LINE not in self.screen:
+                self._reader.join(5)  # its last words
+                raise AssertionError(self.screen)
             assert time.monotonic() < end, f"not within {limit_s} s: {what}\n{self.screen}"
             time.sleep(0.05)
 

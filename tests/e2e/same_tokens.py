@@ -111,7 +111,7 @@ def requests() -> list[Request]:
 
 def answers(mesh: Mesh, asked: Sequence[Request]) -> dict[str, list[Answer]]:
     """Ask everything at once; the choices of each request."""
-    with httpx.Client(timeout=110) as client, ThreadPoolExecutor(len(asked)) as pool:
+    with httpx.Client(timeout=300) as client, ThreadPoolExecutor(len(asked)) as pool:
         found = pool.map(lambda request: _ask(client, mesh, request), asked)
         return {request.name: choices for request, choices in zip(asked, found, strict=True)}
 

@@ -1,5 +1,6 @@
 """Two HTTP processes on one port: connections are spread, numbers and kept responses are shared."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -9,16 +10,22 @@ import httpx
 import openai
 import pytest
 
+from shared.health import probe
 from tests.e2e.mesh import Mesh, replay, running
 
 NUM_REQUESTS = 24
-# Takes longer than what is asked of it here.
+# Takes longer than what is asked of it here; where that is much, the worker stands still.
 LONG = "</think>" + "word " * 7000
 
 
 @pytest.fixture(scope="module")
 def doubled() -> Iterator[Mesh]:
     yield from running("--worker", "replay", "--api-server-count", "2", "--log-level", "debug")
+
+
+def num_lines(mesh: Mesh, name: str, text: str) -> int:
+    """How often a process logged it."""
+    return mesh.log(name).count(text)
 
 
 def ask(mesh: Mesh, **options: Any) -> httpx.Response:
@@ -30,10 +37,13 @@ def ask(mesh: Mesh, **options: Any) -> httpx.Response:
 def test_both_processes_serve_and_count_together(doubled: Mesh) -> None:
     for _ in range(NUM_REQUESTS):
         assert ask(doubled).json()["choices"][0]["message"]["content"] == "Hello"
+    doubled.until(
+        lambda: doubled.metric("vllm:request_success_total") >= NUM_REQUESTS, 10, "all are counted"
+    )
     assert doubled.metric("vllm:request_success_total") == NUM_REQUESTS
     # The kernel spreads connections by their hash: that all go to one has odds of 2 in 2 ** 24.
     for name in ("frontend", "frontend-1"):
-        assert "POST /v1/chat/completions 200" in doubled.log(name)
+        assert num_lines(doubled, name, "POST /v1/chat/completions 200")
 
 
 def test_a_response_of_one_process_is_known_to_the_other(doubled: Mesh) -> None:
@@ -65,21 +75,39 @@ def status_of(mesh: Mesh, response_id: str) -> str:
     return str(httpx.get(path, timeout=30).json()["status"])
 
 
+def respond_at_both(mesh: Mesh) -> list[str]:
+    """Ids of background responses of which both processes have some."""
+    made = "POST /v1/responses 200"
+    before = {name: num_lines(mesh, name, made) for name in ("frontend", "frontend-1")}
+    ids = [respond(mesh) for _ in range(12)]
+    # Odds of 2 in 2 ** 12 that more are asked for than these.
+    while not all(num_lines(mesh, name, made) > number for name, number in before.items()):
+        ids.append(respond(mesh))
+    return ids
+
+
 def test_background_responses_end_whichever_process_is_asked_or_lost(doubled: Mesh) -> None:
-    cancelled = [respond(doubled) for _ in range(4)]
-    for name in cancelled:
-        path = f"{doubled.url}/v1/responses/{name}/cancel"
-        assert httpx.post(path, timeout=30).json()["status"] == "cancelled"
-    ids = [respond(doubled) for _ in range(12)]
-    os.kill(doubled.pid("frontend-1"), signal.SIGKILL)
-    doubled.until(
-        lambda: {status_of(doubled, name) for name in ids} >= {"failed"},
-        10,
-        "what the lost process worked on has failed",
-    )
-    # That one process had all twelve has odds of 2 in 2 ** 12.
-    left = [name for name in ids if status_of(doubled, name) != "failed"]
-    assert 0 < len(left) < 12
+    worker = doubled.pid("worker")
+    os.kill(worker, signal.SIGSTOP)  # none ends by itself
+    try:
+        cancelled = [respond(doubled) for _ in range(4)]
+        for name in cancelled:
+            path = f"{doubled.url}/v1/responses/{name}/cancel"
+            assert httpx.post(path, timeout=30).json()["status"] == "cancelled"
+        ids = respond_at_both(doubled)
+        lost = doubled.pid("frontend-1")
+        os.kill(lost, signal.SIGKILL)
+        # Until it is gone its port still takes connections, which the system resets.
+        doubled.until(lambda: doubled.pid("frontend-1") != lost, 30, "its loss is known")
+        doubled.until(
+            lambda: {status_of(doubled, name) for name in ids} >= {"failed"},
+            30,
+            "what the lost process worked on has failed",
+        )
+        left = [name for name in ids if status_of(doubled, name) != "failed"]
+        assert 0 < len(left) < len(ids)
+    finally:
+        os.kill(worker, signal.SIGCONT)
     for name in left:
         assert httpx.delete(f"{doubled.url}/v1/responses/{name}", timeout=30).json()["deleted"]
     assert {status_of(doubled, name) for name in cancelled} == {"cancelled"}
@@ -87,9 +115,8 @@ def test_background_responses_end_whichever_process_is_asked_or_lost(doubled: Me
 
 
 def test_a_process_that_is_told_to_stop_refuses_nobody(doubled: Mesh) -> None:
-    doubled.until(
-        lambda: len(doubled.log("frontend-1").split("listening on")) > 2, 30, "it is back"
-    )
+    health = doubled.address("frontend-1", "health_address")
+    doubled.until(lambda: asyncio.run(probe(health)) == "SERVING", 30, "it is back, if it was lost")
     os.kill(doubled.pid("frontend-1"), signal.SIGTERM)
     for _ in range(NUM_REQUESTS):
         assert ask(doubled).status_code == 200

@@ -94,7 +94,7 @@ def test_a_bad_request_is_refused_by_name_and_the_next_is_served(
 
 
 def test_unknown_paths_and_methods_have_the_same_envelope(replayed: Mesh) -> None:
-    with httpx.Client(base_url=replayed.url, timeout=10) as client:
+    with httpx.Client(base_url=replayed.url, timeout=30) as client:
         for method, path, status in (
             ("GET", "/v1/nothing", 404),
             ("GET", "/v1/chat/completions", 405),

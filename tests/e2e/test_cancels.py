@@ -37,6 +37,10 @@ def check_nothing_is_left(before: Holdings, after: Holdings) -> None:
         assert after.files[name] <= before.files[name] + SLACK, (before, after)
 
 
+def is_like(after: Holdings, before: Holdings) -> bool:
+    return is_at_most(after.tasks, before.tasks) and is_at_most(after.files, before.files)
+
+
 def is_at_most(found: Mapping[str, int], allowed: Mapping[str, int]) -> bool:
     return all(found[name] <= number for name, number in allowed.items())
 
@@ -54,7 +58,7 @@ async def cancel(mesh: Mesh, count: int, seed: int) -> tuple[Holdings, Holdings]
 
     after = await look(mesh)
     for _ in range(50):
-        if not any(after.live.values()) and is_at_most(after.tasks, before.tasks):
+        if not any(after.live.values()) and is_like(after, before):
             break
         await asyncio.sleep(0.1)
         after = await look(mesh)

@@ -108,6 +108,8 @@ def test_a_killed_service_ends_the_stream_in_time_and_comes_back(mesh: Mesh, ser
     reader = Reader(mesh)
     whole = Whole(mesh)
     whole.start()
+    # One that came behind the loss would be refused.
+    mesh.until(lambda: mesh.metric("vllm:num_requests_running") > 0, 10, "it is under way")
     reader.read(before[service])
     whole.join(20)
     assert reader.killed_at

@@ -77,7 +77,7 @@ def lose(group: Group, loss: Loss) -> list[Stream]:
     pid = group.mesh.pid(loss.rank)
     first = Stream(group.mesh, SIXTEEN[0], 8, lambda: os.kill(pid, loss.signal))
     streams = [first, *streams_of(group, SIXTEEN[1:])]
-    for stream in streams:
+    for stream in reversed(streams):
         stream.start()
     for stream in streams:
         stream.join(110)
@@ -176,9 +176,15 @@ def test_a_group_of_two_ranks_goes_as_a_whole_and_the_other_group_takes_its_stre
 
 def kill_both(group: Group) -> list[Stream]:
     pids = [group.mesh.pid(name) for name in group.names]
-    first = Stream(group.mesh, SIXTEEN[0], 8, lambda: [os.kill(pid, KILLED) for pid in pids])
-    streams = [first, *streams_of(group, SIXTEEN[1:])]
-    read_all(streams)
+    others = streams_of(group, SIXTEEN[1:])
+
+    def kill() -> None:
+        for pid in pids:
+            os.kill(pid, KILLED)
+
+    first = Stream(group.mesh, SIXTEEN[0], 8, kill, others)
+    streams = [first, *others]
+    read_all(streams[::-1])
     assert first.done_at, "it ended before the groups were lost"
     return streams
 

@@ -14,17 +14,20 @@ import pytest
 from tests.e2e.mesh import Mesh, is_alive, running
 
 MANY = 16
-# Long enough that all of them run when the last one has begun.
-NUM_TOKENS, LOST_AT = 200, 2
-SILENCE_S = 1.5
-RESTART_S = 20.0
+# Long enough that most of them run when the last one has begun, even seconds later.
+NUM_TOKENS, LOST_AT = 300, 2
+# Longer than a busy machine keeps a scheduler waiting that is not frozen: it would be lost, too.
+SILENCE_S = 4.0
+RESTART_S = 40.0
 
 _PLAIN: dict[str, Any] = {"ignore_eos": True, "max_tokens": NUM_TOKENS, "temperature": 0}
 # Everything that depends on the place of a token in the output.
+# Where a sequence goes on its numbers differ by rounding: with these seeds and this length no draw
+# is nearer than 7e-5 to another token, several times what that can shift it (with seed 12 one is).
 _KINDS: tuple[dict[str, Any], ...] = (
     _PLAIN,
     _PLAIN | {"temperature": 1.0, "seed": 11},
-    _PLAIN | {"temperature": 0.8, "top_p": 0.9, "seed": 12, "logprobs": 1},
+    _PLAIN | {"temperature": 0.8, "top_p": 0.9, "seed": 17, "logprobs": 1},
     _PLAIN | {"frequency_penalty": 0.7, "presence_penalty": 0.3},
     _PLAIN | {"temperature": 1.0, "seed": 13, "repetition_penalty": 1.2, "min_tokens": 100},
     _PLAIN | {"temperature": 1.0, "seed": 14, "n": 2},
@@ -101,7 +104,7 @@ class Stream(threading.Thread):
 def read_all(mesh: Mesh, do: Callable[[], None] | None = None) -> list[Stream]:
     """Run all streams at once; `do` something once all of them are under way."""
     # One client: to make one takes longer than a stream needs for its first tokens.
-    with httpx.Client(timeout=60, limits=httpx.Limits(max_connections=MANY)) as client:
+    with httpx.Client(timeout=90, limits=httpx.Limits(max_connections=MANY)) as client:
         streams = [Stream(mesh, number, client) for number in range(MANY)]
         for stream in streams:
             stream.start()
@@ -113,7 +116,7 @@ def read_all(mesh: Mesh, do: Callable[[], None] | None = None) -> list[Stream]:
             assert num_running >= MANY // 2, "most of them ended before the loss"
             do()
         for stream in streams:
-            stream.join(60)
+            stream.join(100)
     return streams
 
 
@@ -152,9 +155,12 @@ def lose(mesh: Mesh, undisturbed: list[tuple[Any, ...]], number: int, *names: st
     before, pids = counts(mesh), [mesh.pid(name) for name in names]
     streams = read_all(mesh, lambda: [os.kill(pid, number) for pid in pids] and None)
     check_same(streams, undisturbed)
+    # Counts come behind the tokens.
+    for name, growth in (("scheduler_losses", len(names)), ("sequence_resubmissions", 1)):
+        least = before[name] + growth
+        mesh.until(lambda name=name, least=least: counts(mesh)[name] >= least, 10, name)
     after = counts(mesh)
     assert after["scheduler_losses"] - before["scheduler_losses"] == len(names)
-    assert after["sequence_resubmissions"] > before["sequence_resubmissions"]
     assert after["unresumed_sequences"] == before["unresumed_sequences"]
 
 
@@ -200,7 +206,7 @@ def test_a_killed_scheduler_costs_no_token(
     """Sequences go on at the other one; with both gone, when one is back."""
     before = [two.pid(name) for name in names]
     lose(two, undisturbed, signal.SIGKILL, *names)
-    two.until(lambda: not any(map(is_alive, before)), 5, "they are gone")
+    two.until(lambda: not any(map(is_alive, before)), 20, "they are gone")
     until_whole(two)
 
 

@@ -58,6 +58,6 @@ def test_one_request_is_found_by_its_id_in_the_logs_of_all_services(
     for service in SERVICES:
         replayed.until(
             lambda service=service: f"request_id={request_id}" in replayed.log(service),  # type: ignore[misc]  # binds now
-            5,
+            20,
             f"{service} logs the request {request_id}",
         )

@@ -1,6 +1,5 @@
 """Conversations through the whole mesh: what was computed once is not computed again."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,13 +71,16 @@ def test_streams_report_them_too_whoever_ends_the_sequence(mesh: Mesh) -> None:
 
 
 def counts_at_rest(mesh: Mesh) -> tuple[float, float]:
-    """Of queries and of hits, once those of earlier requests have all arrived."""
-    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
-    before: list[float] = []
-    while (counts := [mesh.metric(name) for name in names]) != before:
-        before = counts
-        time.sleep(0.7)  # a busy machine may tell them late
-    return counts[0], counts[1]
+    """Of queries and of hits, those of all earlier requests among them."""
+    # Nothing before had two choices: a page that shows both was made after all of it.
+    extra = {"ignore_eos": True}
+    with ask(mesh, page(107), n=2, stream=True, max_tokens=2000, extra_body=extra):
+        mesh.until(lambda: mesh.metric("vllm:num_requests_running") == 2, 30, "both run")
+    mesh.until_idle()
+    return (
+        mesh.metric("vllm:prefix_cache_queries_total"),
+        mesh.metric("vllm:prefix_cache_hits_total"),
+    )
 
 
 def test_choices_of_a_request_compute_its_prompt_once(mesh: Mesh) -> None:

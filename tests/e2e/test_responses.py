@@ -115,7 +115,7 @@ async def test_the_asynchronous_sdk_reads_the_same(replayed: Mesh) -> None:
         made = await client.responses.create(
             model="glm-nano", input="Hi", background=True, extra_body=replay("</think>Later")
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while made.status == "in_progress":
                 await asyncio.sleep(0.05)
                 made = await client.responses.retrieve(made.id)

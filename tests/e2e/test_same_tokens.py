@@ -33,8 +33,8 @@ def run(way: Way, do: Callable[[Mesh], Answers]) -> Answers:
     mesh = Mesh(*LIMITS, *way.flags, environment=way.environment)
     try:
         found = do(mesh)
-        check_is(mesh, way)
         mesh.until_idle()
+        check_is(mesh, way)  # counts come behind the answers
     finally:
         code = mesh.stop()
         mesh.remove()
@@ -83,6 +83,7 @@ def check(way: Way, plain: Answers) -> None:
     assert verdict.num_compared > 400
 
 
+@pytest.mark.timeout(400)  # four ranks share few cores, and the plain way is started first
 @pytest.mark.parametrize("way", FEW[1:], ids=str)
 def test_the_same_tokens_with_each_option(way: Way, plain: Answers) -> None:
     check(way, plain)

@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.mesh import Mesh, running
 
-LENGTH = 500
+# The rest of it takes seconds when the first tokens are here.
+LENGTH = 1000
 PATTERN = f"[a-z ]{{{LENGTH}}}"
 BODY = {
     "model": "glm-nano",

@@ -52,6 +52,13 @@ def trees(receiver: Receiver) -> dict[str, list[Received]]:
     return found
 
 
+def is_whole(spans: list[Received], parent_of_root: str = "") -> bool:
+    """Whether a tree has arrived from its root to its leaves: services send theirs in batches."""
+    parents = {span.parent_id for span in spans} - {span.span_id for span in spans}
+    is_of_all = {span.service for span in spans} == SERVICES
+    return is_of_all and {span.name for span in spans} >= PHASES and parents == {parent_of_root}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_one_tree_over_all_services(
     traced: tuple[Mesh, Receiver], stream: bool
@@ -62,13 +69,9 @@ def test_a_request_is_one_tree_over_all_services(
 
     def complete() -> bool:
         fresh = [spans for trace, spans in trees(receiver).items() if trace not in before]
-        return (
-            bool(fresh)
-            and {s.service for s in fresh[0]} == SERVICES
-            and any(not span.parent_id for span in fresh[0])
-        )
+        return bool(fresh) and is_whole(fresh[0])
 
-    mesh.until(complete, 10, "all four services have sent their spans")
+    mesh.until(complete, 30, "all four services have sent their spans")
     fresh = [spans for trace, spans in trees(receiver).items() if trace not in before]
     assert len(fresh) == 1, "one request made several traces"
     spans = fresh[0]
@@ -89,13 +92,11 @@ def test_the_callers_context_is_the_root(traced: tuple[Mesh, Receiver]) -> None:
     mesh, receiver = traced
     ask(mesh, f"00-{TRACE_ID}-{SPAN_ID}-01")
 
-    def complete() -> bool:
-        spans = trees(receiver).get(TRACE_ID, [])
-        # The first service's own span ends last.
-        has_root = any(span.parent_id == SPAN_ID for span in spans)
-        return has_root and {span.service for span in spans} == SERVICES
-
-    mesh.until(complete, 10, "the whole tree hangs below the caller's span")
+    mesh.until(
+        lambda: is_whole(trees(receiver).get(TRACE_ID, []), SPAN_ID),
+        30,
+        "the whole tree hangs below the caller's span",
+    )
 
 
 def test_an_unsampled_request_leaves_no_span(traced: tuple[Mesh, Receiver]) -> None:
@@ -104,7 +105,5 @@ def test_an_unsampled_request_leaves_no_span(traced: tuple[Mesh, Receiver]) -> N
     ask(mesh, f"00-{unsampled}-{SPAN_ID}-00")
     marker = TRACE_ID.replace("0af7", "2af7")
     ask(mesh, f"00-{marker}-{SPAN_ID}-01")
-    mesh.until(
-        lambda: {s.service for s in trees(receiver).get(marker, [])} == SERVICES, 10, "spans"
-    )
+    mesh.until(lambda: is_whole(trees(receiver).get(marker, []), SPAN_ID), 30, "spans")
     assert unsampled not in trees(receiver)

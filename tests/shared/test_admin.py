@@ -46,6 +46,7 @@ async def channel(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
         address, "worker", worker.status, worker.drain, Settings(address="h:1"), described=(name,)
     )
     async with open_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
         yield channel
     await server.stop(0)
 
@@ -70,6 +71,7 @@ async def test_each_run_of_a_process_has_a_name_of_its_own(tmp_path: Path) -> No
             instance_id=given,
         )
         async with open_channel(address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
             stub = admin_pb2_grpc.AdminServiceStub(channel)
             status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)
         await server.stop(0)
@@ -131,6 +133,7 @@ async def test_replicas_are_shown_and_drained_by_their_number(tmp_path: Path) ->
         address, "scheduler", status, lambda: None, settings, drain_replica=drain_replica
     )
     async with open_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         rows = (await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)).replicas
         assert [(row.replica, row.state) for row in rows] == [(0, "ready"), (1, "lost")]

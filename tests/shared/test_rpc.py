@@ -71,7 +71,8 @@ async def test_a_quiet_stream_outlives_three_keepalive_intervals(tmp_path: Path,
     )
     await server.start()
     async with rpc.open_channel(address, keepalive_ms=300) as channel:
-        stream = channel.unary_stream("/test.Service/Quiet")(b"", timeout=10)
+        await asyncio.wait_for(channel.channel_ready(), 30)
+        stream = channel.unary_stream("/test.Service/Quiet")(b"", timeout=30)
         assert [await stream.read(), await stream.read()] == [b"first", b"second"]
     await server.stop(0)
 
@@ -147,9 +148,10 @@ async def test_stopping_lets_a_running_stream_end(tmp_path: Path) -> None:
         (grpc.method_handlers_generic_handler("test.Service", {"Quiet": handler}),)
     )
     stop = asyncio.Event()
-    serving = asyncio.create_task(rpc.serve_until_stopped(server, stop=stop, grace_s=5))
+    serving = asyncio.create_task(rpc.serve_until_stopped(server, stop=stop, grace_s=30))
     async with rpc.open_channel(address) as channel:
-        stream = channel.unary_stream("/test.Service/Quiet")(b"", timeout=10)
+        await asyncio.wait_for(channel.channel_ready(), 30)
+        stream = channel.unary_stream("/test.Service/Quiet")(b"", timeout=30)
         assert await stream.read() == b"first"
         stop.set()
         assert await stream.read() == b"second"
@@ -215,6 +217,7 @@ async def test_no_other_call_is_repeated(tmp_path: Path) -> None:
     flaky, address = Flaky(2), f"unix:{tmp_path}/s"
     server = await flaky.serve(address)
     async with rpc.open_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
         with pytest.raises(grpc.aio.AioRpcError):
             await channel.unary_unary("/glm.v1.WorkerService/Other")(b"", timeout=30)
         assert len(flaky.moments) == 1
@@ -237,6 +240,7 @@ async def test_a_message_past_the_limit_ends_that_call_only(tmp_path: Path) -> N
     )
     await server.start()
     async with rpc.open_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 30)
         call = channel.unary_unary("/test.Service/Echo")
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await call(b"x" * (2 << 20), timeout=30)

@@ -20,6 +20,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self.raised: BaseException = RuntimeError("unset")
+        self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -34,19 +35,28 @@ class Handlers:
             self.closed.set()
 
     async def writer(self, requests: Any, context: Any) -> None:
+        await read_all(requests)
         await context.write(b"first")
         raise self.raised
 
     async def sum_up(self, requests: Any, context: Any) -> bytes:
+        await read_all(requests)
         raise self.raised
 
     async def sleeper(self, request: bytes, context: Any) -> bytes:
+        self.started.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
         return b""
+
+
+async def read_all(requests: Any) -> None:
+    """A client that is still writing when its call ends has gRPC's own error, not the server's."""
+    async for _ in requests:
+        pass
 
 
 @pytest.fixture
@@ -63,6 +73,8 @@ async def mesh(tmp_path: Path) -> AsyncIterator[tuple[Handlers, grpc.aio.Channel
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     await server.start()
     async with rpc.open_channel(address) as channel:
+        # A call on a channel that is still connecting fails where that takes long.
+        await asyncio.wait_for(channel.channel_ready(), 30)
         yield handlers, channel
     await server.stop(0)
 
@@ -145,7 +157,7 @@ async def test_huge_messages_still_arrive(mesh: tuple[Handlers, grpc.aio.Channel
 async def test_cancel_reaches_the_handler(mesh: tuple[Handlers, grpc.aio.Channel]) -> None:
     handlers, channel = mesh
     pending = channel.unary_unary(f"/{SERVICE}/Sleeper")(b"", timeout=30)
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(handlers.started.wait(), 30)
     pending.cancel()
     await asyncio.wait_for(handlers.cancelled.wait(), 30)
 

@@ -1,10 +1,11 @@
 import logging
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from shared import tracing
+from shared import tracing, tracing_otel
 from tests.shared.otlp_receiver import Received, Receiver, otlp_receiver
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -28,8 +29,15 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         tracing.shutdown()
 
 
+def wait_until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def by_name(receiver: Receiver, *names: str) -> dict[str, Received]:
-    return {span.name: span for span in receiver.wait_for(*names)}
+    return {span.name: span for span in receiver.wait_for(*names, timeout_s=60.0)}
 
 
 def test_spans_form_a_tree_below_the_callers_context(receiver: Receiver) -> None:
@@ -90,7 +98,7 @@ def test_shutdown_sends_what_is_left(receiver: Receiver, monkeypatch: pytest.Mon
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     tracing.configure("worker")
     tracing.start_span("last").end()
-    tracing.shutdown(5.0)
+    tracing.shutdown(30.0)
     assert "last" in by_name(receiver, "last")
     assert not tracing.is_enabled()
 
@@ -103,11 +111,10 @@ def test_a_collector_that_is_away_costs_a_warning_and_a_bounded_exit(
     with caplog.at_level(logging.WARNING):
         tracing.configure("worker")
         tracing.start_span("lost").end()
-        time.sleep(1.5)
+        wait_until(lambda: "spans are dropped" in caplog.text)
         before = time.monotonic()
         tracing.shutdown(1.0)
     assert time.monotonic() - before < 8  # what it sends in vain is tried again for 10 s
-    assert "spans are dropped" in caplog.text
 
 
 def test_a_collector_that_is_away_is_not_waited_for_at_the_end(
@@ -115,10 +122,16 @@ def test_a_collector_that_is_away_is_not_waited_for_at_the_end(
 ) -> None:
     """Services end one behind the other: what each waits in vain adds up."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     with caplog.at_level(logging.WARNING):
         tracing.configure("worker")
-        time.sleep(4.0)  # the first batch is being tried for longer than the limit by now
+        tracer = tracing._process.tracer
+        assert isinstance(tracer, tracing_otel.OtelTracer)
+        (exporter,) = tracer._exporters
+        wait_until(lambda: exporter._began_at < math.inf)
+        # The first batch is being tried for longer than the limit by now.
+        monkeypatch.setattr(exporter, "_began_at", exporter._began_at - 60.0)
         before = time.monotonic()
-        tracing.shutdown(2.0)
-    assert time.monotonic() - before < 1.8
+        tracing.shutdown(30.0)
+    assert time.monotonic() - before < 15
     assert "spans left unsent" in caplog.text

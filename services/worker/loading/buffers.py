@@ -1,8 +1,8 @@
 """Memory that tensors are read into, used again once the last view of it is gone.
 
 Fresh memory must be zeroed by the system page by page: reading into it runs at half the speed.
-What is given up goes back to the system at once: malloc would keep up to 64 MiB for each thread that
-asked, for as long as the process lives.
+What is given up goes back to the system at once: malloc would keep up to 64 MiB for each thread
+that asked, for as long as the process lives.
 """
 
 import mmap

@@ -1,6 +1,7 @@
 """A scheduler for the tests: it admits everything and emits each sequence's replay script.
 
-With `is_manual` it does nothing by itself; the test sends messages.
+With `is_manual` it does nothing by itself; the test sends messages. With `max_sent` a sequence gets
+no more tokens than that until the test takes the limit away.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ class FakeScheduler(
 
     is_manual: bool = False
     pause_s: float = 0.0
+    max_sent: int | None = None
     submits: list[scheduler_pb2.TokenSubmit] = field(default_factory=list)
     aborts: list[scheduler_pb2.AbortSequence] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
@@ -114,7 +116,9 @@ class FakeScheduler(
             parts, ends = [], []
             for sequence in list(self.running.values()):
                 start = sequence.num_sent
-                run = sequence.script[start : start + sequence.step]
+                run = sequence.script[start : start + sequence.step][: self._room(start)]
+                if not run and self.max_sent is not None:
+                    continue
                 sequence.num_sent += len(run)
                 if sequence.num_sent >= len(sequence.script):
                     run = [*run, sequence.eos]
@@ -124,6 +128,9 @@ class FakeScheduler(
                 parts.append((sequence, start, run))
             if parts:
                 self.send(Response(tokens=columns(parts), ends=ends))
+
+    def _room(self, num_sent: int) -> int | None:
+        return None if self.max_sent is None else max(0, self.max_sent - num_sent)
 
 
 def columns(parts: list[tuple[Running, int, list[int]]]) -> scheduler_pb2.TokenColumns:

@@ -5,6 +5,7 @@ Work that grows with the output makes the last eighth 15 times as dear as the fi
 leaves the ratio near 1, and 4 is far from both.
 """
 
+import gc
 import time
 from typing import Any
 
@@ -36,12 +37,16 @@ def ratio(begin: str, **spec: Any) -> float:
     choice.feed(ids(begin), logprobs(len(ids(begin))))
     tokens = ids("one two Paris ")
     times = []
-    for _ in range(8):
-        start = time.thread_time()
-        for number in range(NUM_TOKENS // 8):
-            choice.feed([tokens[number % len(tokens)]], values)
-            presenter.render(response.choices)
-        times.append(time.thread_time() - start)
+    gc.disable()  # a collection looks at what all tests before have left
+    try:
+        for _ in range(8):
+            start = time.thread_time()
+            for number in range(NUM_TOKENS // 8):
+                choice.feed([tokens[number % len(tokens)]], values)
+                presenter.render(response.choices)
+            times.append(time.thread_time() - start)
+    finally:
+        gc.enable()
     return times[-1] / times[0]
 
 

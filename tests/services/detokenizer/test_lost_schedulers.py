@@ -15,12 +15,22 @@ TWO = {"schedulers": ["s", "s2"]}
 
 
 async def streams(mesh: Mesh, count: int = 4, **fields: Any) -> Any:
-    """A frontend with requests that have begun."""
+    """A frontend with requests that have begun, and do not end before `lose`."""
+    for fake in (mesh.scheduler, mesh.second):
+        fake.pause_s, fake.max_sent = 0.005, 10
     frontend = mesh.connect()
     submits = ((i, mesh.submit(TEXT, is_stream=True, **fields)) for i in range(count))
     await frontend.submit(*submits)
     await frontend.read_until(lambda: all(frontend.answers[i].data for i in range(count)))
     return frontend
+
+
+async def lose(mesh: Mesh) -> None:
+    """End the scheduler under its sequences; what goes on somewhere comes to its end."""
+    await mesh.scheduler_server.stop(0)
+    mesh.scheduler_server = None
+    for fake in (mesh.scheduler, mesh.second):
+        fake.max_sent = None
 
 
 def check_whole(frontend: Any, count: int = 4) -> None:
@@ -33,7 +43,6 @@ def check_whole(frontend: Any, count: int = 4) -> None:
 @pytest.mark.parametrize("mesh_settings", [dict(TWO)], ids=["two"])
 async def test_streams_of_a_lost_scheduler_go_on_at_the_other(mesh: Mesh) -> None:
     for fake in (mesh.scheduler, mesh.second):
-        fake.pause_s = 0.005
         fake.load = {"max_num_seqs": 1}
     await mesh.start_second()
     await mesh.until(lambda: bool(mesh.second.num_connections))
@@ -41,8 +50,7 @@ async def test_streams_of_a_lost_scheduler_go_on_at_the_other(mesh: Mesh) -> Non
     frontend = await streams(mesh)
     assert mesh.scheduler.running
     assert mesh.second.running, "four of one prompt are above the bound"
-    await mesh.scheduler_server.stop(0)
-    mesh.scheduler_server = None
+    await lose(mesh)
     await frontend.read_until_over(*range(4))
     check_whole(frontend)
     assert frontend.load is not None
@@ -53,9 +61,9 @@ async def test_streams_of_a_lost_scheduler_go_on_at_the_other(mesh: Mesh) -> Non
 
 
 async def test_streams_wait_for_the_only_scheduler_and_go_on(mesh: Mesh) -> None:
-    mesh.scheduler.pause_s = 0.005
     frontend = await streams(mesh, include_usage=True)
-    await mesh.scheduler_server.stop(0)
+    await lose(mesh)
+    await mesh.until(lambda: mesh.schedulers.num_waiting == 4)
     await asyncio.sleep(0.3)
     await mesh.start_scheduler()
     await frontend.read_until_over(*range(4))
@@ -71,9 +79,14 @@ async def test_a_stop_string_across_the_gap_is_found(mesh: Mesh) -> None:
     mesh.scheduler.pause_s = 0.005
     frontend = mesh.connect()
     text = "abc " * 30 + "the end" + " more" * 30
+    count = len(mesh.dialect.encode("abc " * 30 + "the", allow_control=True))
+    mesh.scheduler.max_sent = count
     await frontend.submit((0, mesh.submit(text, is_stream=True, stop=["the end"])))
-    await frontend.read_until(lambda: len(frontend.answers[0].data) > 300)
-    await mesh.scheduler_server.stop(0)
+    await mesh.until(lambda: [r.num_sent for r in mesh.scheduler.running.values()] == [count])
+    # What comes later on the scheduler's stream is read later: then half of the stop is in there.
+    await frontend.submit((1, mesh.submit("later")))
+    await frontend.read_until_over(1)
+    await lose(mesh)
     await mesh.start_scheduler()
     await frontend.read_until_over(0)
     assert content_of(frontend.answers[0].data) == "abc " * 30
@@ -82,10 +95,9 @@ async def test_a_stop_string_across_the_gap_is_found(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh_settings", [{"resume_timeout_s": 0.3}], ids=["0.3 s"])
 async def test_past_the_bound_streams_end_with_the_error_of_a_lost_scheduler(mesh: Mesh) -> None:
-    mesh.scheduler.pause_s = 0.005
     frontend = await streams(mesh)
-    await mesh.scheduler_server.stop(0)
-    async with asyncio.timeout(2.0):
+    await lose(mesh)
+    async with asyncio.timeout(15.0):  # of the 30 s that streams wait by default
         await frontend.read_until_over(*range(4))
     for answer in frontend.answers.values():
         assert answer.end.failed.reason == FailureReason.UPSTREAM_LOST
@@ -95,9 +107,8 @@ async def test_past_the_bound_streams_end_with_the_error_of_a_lost_scheduler(mes
 
 
 async def test_an_abort_in_the_gap_leaves_nothing(mesh: Mesh) -> None:
-    mesh.scheduler.pause_s = 0.005
     frontend = await streams(mesh)
-    await mesh.scheduler_server.stop(0)
+    await lose(mesh)
     await mesh.until(lambda: mesh.schedulers.num_waiting == 4)
     await frontend.abort(*range(4))
     await mesh.until(lambda: not mesh.schedulers._tracks)

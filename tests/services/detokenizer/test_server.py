@@ -178,14 +178,14 @@ async def test_a_request_that_cannot_be_is_refused_alone(mesh: Mesh) -> None:
 
 async def test_frames_stop_without_credit_and_go_on_with_it(mesh: Mesh) -> None:
     frontend = mesh.connect()
-    text = "word " * 300
+    text = "word " * 1000
     await frontend.submit((1, mesh.submit(text, is_stream=True)), credit=500)
     await mesh.until(lambda: bool(mesh.scheduler.submits) and not mesh.scheduler.running)
     # What comes later on the scheduler's stream is read later: then 1 is complete in there.
     await frontend.submit((2, mesh.submit("later")))
     await frontend.read_until_over(2)
     before = len(frontend.answers[1].data)
-    assert before < 1000
+    assert before < len(text) // 2
     await frontend.give_credit(stream_1=1 << 20)
     await frontend.read_until_over(1)
     assert content_of(frontend.answers[1].data) == text
@@ -275,10 +275,10 @@ async def test_cancelling_generate_aborts_and_its_deadline_goes_on(mesh: Mesh) -
     mesh.scheduler.pause_s = 0.005
     request = mesh.submit("x " * 2000)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(mesh, request, timeout=0.3)
+        await generate(mesh, request, timeout=2.0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await mesh.until(lambda: not mesh.scheduler.running)
-    assert 0 < mesh.scheduler.submits[0].timeout_ms < 300
+    assert 0 < mesh.scheduler.submits[0].timeout_ms <= 2000
 
 
 async def test_abort_by_label_ends_both_kinds_and_is_idempotent(mesh: Mesh) -> None:

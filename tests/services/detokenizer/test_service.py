@@ -42,7 +42,7 @@ async def test_operators_and_frontends_are_told_the_same_name_of_the_run(mesh: M
 
 
 async def test_a_drain_refuses_newcomers_and_lets_running_requests_end(mesh: Mesh) -> None:
-    mesh.scheduler.pause_s = 0.005
+    mesh.scheduler.pause_s, mesh.scheduler.max_sent = 0.005, 10
     frontend = mesh.connect()
     text = "word " * 40
     await frontend.submit((1, mesh.submit(text, is_stream=True)))
@@ -57,6 +57,7 @@ async def test_a_drain_refuses_newcomers_and_lets_running_requests_end(mesh: Mes
     await late.read_until(lambda: late.is_told_of_drain)
     late.call.cancel()
     await frontend.submit((2, mesh.submit("a")))
+    mesh.scheduler.max_sent = None
     await frontend.read_until_over(1, 2)
     verdict = frontend.answers[2].verdict
     assert verdict is not None

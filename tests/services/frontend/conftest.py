@@ -130,7 +130,7 @@ async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
     gateway = build_gateway(settings)
     async with running_http(gateway) as http:
         url = f"http://127.0.0.1:{http.port}"
-        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             mesh = Mesh(gateway, fake, client, http)
             await mesh.wait_until_connected()
             yield mesh

@@ -32,6 +32,8 @@ class Behaviour:
     pause_s: float = 0.0
     oddities: detokenizer_pb2.OutputOddities | None = None
     delay_s: float = 0.0
+    # Nothing comes behind the verdict before it is set.
+    may_go_on: asyncio.Event | None = None
 
 
 class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
@@ -161,6 +163,8 @@ class FakeDetokenizer(detokenizer_pb2_grpc.DetokenizerServiceServicer):
         if plan.refusal is not None:
             return
         await asyncio.sleep(plan.delay_s)
+        if plan.may_go_on is not None:
+            await plan.may_go_on.wait()
         frames = frames_of(submit.submit, plan.pieces)
         for position, frame in enumerate(frames):
             if plan.failure_after == position:

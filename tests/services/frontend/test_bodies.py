@@ -153,7 +153,10 @@ async def test_many_small_messages_are_refused_too(mesh: Mesh) -> None:
     assert (error["param"], error["code"]) == ("messages", "array_above_max_length")
 
 
-async def test_a_body_over_the_limit_is_a_413_that_the_client_can_read(mesh: Mesh) -> None:
+async def test_a_body_over_the_limit_is_a_413_that_the_client_can_read(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.frontend.http_protocol.LISTEN_S", 30)
     content = json.dumps({"prompt": "x" * (17 << 20)}).encode()
     response = await mesh.http.post("/v1/completions", content=content, headers=JSON_TYPE)
     assert response.status_code == 413

@@ -52,7 +52,7 @@ async def connected(
     pool = Detokenizers(
         [fake.address for fake in fakes],
         credit_bytes=1000,
-        bounds=bounds or ResubmitBounds(timeout_s=5.0),
+        bounds=bounds or ResubmitBounds(timeout_s=60.0),
         silence_s=silence_s,
         on_resubmit=causes.append,
     )
@@ -247,7 +247,7 @@ async def test_a_wait_has_an_end(fakes: list[FakeDetokenizer]) -> None:
 
 async def error_of(exchange: Exchange) -> tuple[FailureReason, str]:
     """Its bad end, which must come before any wait for a detokenizer is over."""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         with pytest.raises(RequestError) as caught:
             await exchange.wait_for_end()
     return caught.value.reason, caught.value.message
@@ -263,7 +263,7 @@ LATE_LIMITS = [
 async def test_limits_are_kept_while_no_detokenizer_is_there(
     fakes: list[FakeDetokenizer], limits: dict[str, int], text: str
 ) -> None:
-    async with connected(fakes[:1], ResubmitBounds(timeout_s=20.0)) as pool:
+    async with connected(fakes[:1]) as pool:
         (exchange,) = await admitted(pool, replace(submission(), **limits))
         await fakes[0].stop()
         reason, message = await error_of(exchange)

@@ -71,7 +71,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("s")
     thread = threading.Thread(target=lambda: asyncio.run(serve(folder, is_up, found)))
     thread.start()
-    assert is_up.wait(20)
+    assert is_up.wait(60)
     yield found["url"]
     loop, stop = found["stop"]
     loop.call_soon_threadsafe(stop.set)

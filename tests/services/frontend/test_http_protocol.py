@@ -9,6 +9,9 @@ from starlette.types import Receive, Scope, Send
 from services.frontend.http_protocol import connection_of
 from services.frontend.http_server import HttpServer, bind
 from tests.services.frontend.raw_http import exchange_bytes, hello
+from tests.services.frontend.waits import until
+
+PROTOCOL = "services.frontend.http_protocol"
 
 
 @pytest.mark.parametrize("data", [b"GARBAGE\r\n\r\n", b"\x00\x01\x02\r\n\r\n", b"\x16\x03\x01\x02"])
@@ -41,22 +44,41 @@ async def test_a_head_that_does_not_end_is_refused(head: bytes) -> None:
     await server.stop()
 
 
-@pytest.mark.parametrize(("data", "answer"), [(b"", b""), (b"GET / HT", b"HTTP/1.1 408 ")])
-async def test_a_head_that_does_not_come_is_not_waited_for(
-    data: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_a_connection_that_says_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.frontend.http_protocol.HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(f"{PROTOCOL}.HEAD_TIMEOUT_S", 0.05)
     server = HttpServer(hello, bind("127.0.0.1", 0))
     await server.start()
-    assert (await exchange_bytes(server.port, data))[:13] == answer
+    assert await exchange_bytes(server.port, b"") == b""
+    await server.stop()
+
+
+async def open_before_the_limit(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose heads have little time, each from its first byte on."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await until(lambda: server.connections)
+    monkeypatch.setattr(f"{PROTOCOL}.HEAD_TIMEOUT_S", 0.05)
+    return reader, writer
+
+
+async def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer(hello, bind("127.0.0.1", 0))
+    await server.start()
+    reader, writer = await open_before_the_limit(server, monkeypatch)
+    writer.write(b"GET / HT")
+    async with asyncio.timeout(30):
+        assert (await reader.read())[:13] == b"HTTP/1.1 408 "
+    writer.close()
     await server.stop()
 
 
 async def test_bodies_and_idle_connections_are_no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.frontend.http_protocol.HEAD_TIMEOUT_S", 0.05)
     server = HttpServer(hello, bind("127.0.0.1", 0))
     await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    reader, writer = await open_before_the_limit(server, monkeypatch)
     for _ in range(2):
         writer.write(b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000)
         assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -145,9 +167,10 @@ def post(size: int, *fields: bytes) -> bytes:
     ids=["long", "many", "url"],
 )
 async def test_a_head_over_the_bound_is_refused_however_it_arrives(
-    head: bytes, num_pieces: int
+    head: bytes, num_pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole, also: then it has ended before anybody counts what came."""
+    monkeypatch.setattr(f"{PROTOCOL}.LISTEN_S", 30)
     server = HttpServer(hello, bind("127.0.0.1", 0))
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -203,13 +226,16 @@ async def refuse_early(scope: Scope, receive: Receive, send: Send) -> None:
     ],
     ids=["head", "no HTTP", "body"],
 )
-async def test_an_answer_arrives_though_its_client_still_sends(data: bytes, status: bytes) -> None:
+async def test_an_answer_arrives_though_its_client_still_sends(
+    data: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A socket that is closed with bytes unread resets the connection, answer and all."""
+    monkeypatch.setattr(f"{PROTOCOL}.LISTEN_S", 30)
     server = HttpServer(refuse_early, bind("127.0.0.1", 0))
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await writer.drain()
         await asyncio.sleep(0.05)  # what is left unread has to wait at the server
         answer = await reader.read()

@@ -51,15 +51,18 @@ async def test_stopping_a_server_that_never_started_is_fine() -> None:
 
 
 async def test_a_stuck_handler_does_not_keep_the_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_asked = asyncio.Event()
+
     async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+        is_asked.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr("services.frontend.http_server.CLOSE_GRACE_S", 0)
     server = HttpServer(stuck, bind("127.0.0.1", 0))
     await server.start()
     asking = asyncio.create_task(exchange_bytes(server.port, b"GET / HTTP/1.1\r\n\r\n"))
-    await asyncio.sleep(0.05)
     async with asyncio.timeout(30):
+        await is_asked.wait()
         await server.stop()
     results: list[Any] = await asyncio.gather(asking, return_exceptions=True)
     assert len(results) == 1

@@ -103,18 +103,26 @@ async def test_without_a_detokenizer_requests_are_503_and_come_back_with_it(mesh
     assert (await mesh.chat()).json()["choices"][0]["message"]["content"] == TEXT
 
 
-class TestSilence:
+class TestNoVerdict:
     """A detokenizer that never answers."""
 
     @pytest.fixture
     def extra_settings(self) -> dict[str, Any]:
-        return {"verdict_timeout_s": 0.2, "sse_keep_alive_interval": 0.3}
+        return {"verdict_timeout_s": 0.2}
 
     async def test_no_verdict_is_a_503_and_an_abort(self, mesh: Mesh) -> None:
         mesh.fake.behaviour = Behaviour(gives_verdict=False)
         response = await mesh.chat(stream=True)
         assert response.status_code == 503
         await mesh.fake.wait_until(lambda: mesh.fake.aborted)
+
+
+class TestSilence:
+    """A detokenizer that takes requests and says little."""
+
+    @pytest.fixture
+    def extra_settings(self) -> dict[str, Any]:
+        return {"sse_keep_alive_interval": 0.3}
 
     async def test_a_silent_stream_gets_comment_lines(self, mesh: Mesh) -> None:
         mesh.fake.behaviour = Behaviour(silent_after=0)

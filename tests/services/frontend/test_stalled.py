@@ -72,9 +72,15 @@ async def large(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[HttpServer]:
-    """Which gives large answers and has little patience."""
-    server = HttpServer(large, bind("127.0.0.1", 0), stall_s=0.2)
+def stall_s() -> float:
+    """How patient the server is."""
+    return 0.2
+
+
+@pytest.fixture
+async def server(stall_s: float) -> AsyncIterator[HttpServer]:
+    """Which gives large answers."""
+    server = HttpServer(large, bind("127.0.0.1", 0), stall_s=stall_s)
     await server.start()
     yield server
     await server.stop()
@@ -103,15 +109,19 @@ async def test_a_client_that_never_reads_a_whole_answer_is_cut(
         assert watch.poll(0)[0][1] & select.POLLHUP
 
 
-async def test_a_slow_client_gets_all_of_it(server: HttpServer) -> None:
+# A process that stands still for a while makes its client stall.
+@pytest.mark.parametrize("stall_s", [3.0])
+async def test_a_slow_client_gets_all_of_it(server: HttpServer, stall_s: float) -> None:
     loop = asyncio.get_running_loop()
+    started = loop.time()
     with await open_lazy(server, CLOSING) as slow:
         num_read = 0
         async with asyncio.timeout(60):
-            while piece := await loop.sock_recv(slow, 1 << 15):
+            while piece := await loop.sock_recv(slow, 1 << 12):
                 num_read += len(piece)
-                await asyncio.sleep(0.02)  # longer in all than anybody may stall
+                await asyncio.sleep(0.02)
     assert num_read > LARGE
+    assert loop.time() - started > stall_s, "longer in all than anybody may stall"
 
 
 async def test_the_system_keeps_little_for_who_does_not_read(server: HttpServer) -> None:

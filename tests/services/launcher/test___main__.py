@@ -83,7 +83,7 @@ def test_the_launcher_imports_no_service_and_nothing_heavy() -> None:
         " 'services.detokenizer'))];"
         "sys.exit(str(bad) if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_an_interrupt_while_modules_are_imported_leaves_no_traceback() -> None:

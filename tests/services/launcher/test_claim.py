@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def holder(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
@@ -103,18 +104,21 @@ def test_a_lock_that_was_removed_meanwhile_locks_nothing(
 def test_services_of_a_killed_launcher_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(seconds: float, where: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", f"import time; time.sleep({seconds})", where]
-        return subprocess.Popen(words)
+    def start(where: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", where])
 
-    ends, stays = start(1.5, f"unix:{tmp_path}/worker.sock"), start(60, f"unix:{tmp_path}/s.sock")
-    other = start(60, "unix:/elsewhere/worker.sock")  # the number of an old one came round
+    def end_it(line: str) -> None:
+        told.append(line)
+        end(ends)
+
+    ends, stays = start(f"unix:{tmp_path}/worker.sock"), start(f"unix:{tmp_path}/s.sock")
+    other = start("unix:/elsewhere/worker.sock")  # the number of an old one came round
     made = make_run_directory(tmp_path)
     made.write_state("u", {"worker": ends.pid, "scheduler": other.pid})
     began = time.monotonic()
     told: list[str] = []
     try:
-        with claim(tmp_path, told.append):
+        with claim(tmp_path, end_it):
             assert told == [f"services of an earlier mesh end (pid {ends.pid}); waiting for them"]
             assert ends.poll() is not None or not module._serves_in(tmp_path, ends.pid)
         made.write_state("u", {"scheduler": stays.pid})

@@ -35,7 +35,7 @@ async def test_it_does_not_share_the_launchers_session(tmp_path: Path) -> None:
     child = process(tmp_path, "import time; time.sleep(30)")
     await child.start()
     assert os.getsid(child.pid) == child.pid
-    assert await child.stop(5)
+    assert await child.stop(30)
 
 
 async def test_a_deaf_child_is_killed_with_its_own_children(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ async def test_a_deaf_child_is_killed_with_its_own_children(tmp_path: Path) -> N
     grandchild = int(child.tail.last_lines(1)[0])
     assert not await child.stop(0.2)
     assert not child.is_running
-    for _ in range(250):
+    for _ in range(750):
         if not is_running(grandchild):
             break
         await asyncio.sleep(0.02)

@@ -27,6 +27,11 @@ LIMIT_S = 60.0
 FAKE = str(Path(__file__).parent / "fake_service.py")
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_LIMIT_S", LIMIT_S)
+
+
 class Mesh:
     """A supervisor over fake services, and what it showed."""
 
@@ -67,7 +72,7 @@ class Mesh:
             commands, self.run_dir, Display(self.screen), url="http://h:1", model="m", version="1"
         )
 
-    async def run(self, start_timeout_s: float = 30.0) -> int:
+    async def run(self, start_timeout_s: float = LIMIT_S) -> int:
         return await self.supervisor.run(self.stop, start_timeout_s=start_timeout_s)
 
     async def until(self, condition: Callable[[str], bool], limit_s: float = LIMIT_S) -> str:
@@ -289,15 +294,12 @@ async def test_a_deaf_service_is_killed_after_its_limit(
     assert "worker: did not stop in 0.5 s, killed" in mesh.screen.getvalue()
 
 
-async def test_a_second_signal_kills_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STOP_LIMIT_S", LIMIT_S)
+async def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path / "r", every=["--deaf"])
     running = asyncio.create_task(mesh.run())
     await mesh.until(lambda text: "Ctrl-C" in text)
     mesh.stop.set()
-    await asyncio.sleep(0.1)
+    await mesh.until(lambda _: mesh.supervisor._is_stopping)
     started = time.monotonic()
     mesh.supervisor.kill_all()
     await asyncio.wait_for(running, LIMIT_S)

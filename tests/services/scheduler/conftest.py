@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -171,7 +171,7 @@ class Running:
         self.service: SchedulerService | None = None
         self._task: asyncio.Task[None] | None = None
         self._worker_server: grpc.aio.Server | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self.channel: grpc.aio.Channel | None = None
         self._narrow: grpc.aio.Channel | None = None
 
     async def start(self, *, with_worker: bool = True, **changes: object) -> None:
@@ -186,8 +186,10 @@ class Running:
         )
         self.service = SchedulerService(settings)
         self._task = asyncio.create_task(self.service.run(self.stop))
-        self._channel = open_channel(self.address)
-        self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self.channel = open_channel(self.address)
+        self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+        # A call on a channel that is still connecting fails where that takes long.
+        await asyncio.wait_for(self.channel.channel_ready(), LIMIT_S)
         if with_worker:
             await self.wait_for_health("SERVING")
 
@@ -200,9 +202,9 @@ class Running:
         assert server is not None
         await server.stop(0)
 
-    async def wait_for_health(self, status: str) -> None:
+    async def wait_for_health(self, status: str, service: str = "") -> None:
         async with asyncio.timeout(LIMIT_S):
-            while await probe(self.health_address) != status:  # noqa: ASYNC110  # another thread
+            while await probe(self.health_address, service=service) != status:  # noqa: ASYNC110  # another thread
                 await asyncio.sleep(0.02)
 
     async def load(self) -> common_pb2.LoadSnapshot:
@@ -214,13 +216,20 @@ class Running:
 
     async def wait_until_idle(self) -> common_pb2.LoadSnapshot:
         """Wait until nothing is live and every block is free."""
+        return await self.wait_for_load(
+            lambda load: (
+                not (load.num_running or load.num_waiting)
+                and load.num_free_blocks == load.num_total_blocks
+            )
+        )
+
+    async def wait_for_load(
+        self, condition: Callable[[common_pb2.LoadSnapshot], bool]
+    ) -> common_pb2.LoadSnapshot:
         async with asyncio.timeout(LIMIT_S):
-            while True:
-                load = await self.load()
-                is_free = load.num_free_blocks == load.num_total_blocks
-                if not load.num_running and not load.num_waiting and is_free:
-                    return load
+            while not condition(load := await self.load()):  # noqa: ASYNC110  # asked each time
                 await asyncio.sleep(0.02)
+            return load
 
     def peer(self) -> Peer:
         return Peer(self.stub)
@@ -234,8 +243,8 @@ class Running:
     async def end(self) -> None:
         if self._narrow is not None:
             await self._narrow.close()
-        if self._channel is not None:
-            await self._channel.close()
+        if self.channel is not None:
+            await self.channel.close()
         self.stop.set()
         if self._task is not None:
             await self._task

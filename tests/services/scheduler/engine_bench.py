@@ -1,6 +1,7 @@
 """An engine with workers in memory, for the tests of its loops."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from services.scheduler.core import SchedulerCore
@@ -18,6 +19,22 @@ from services.scheduler.plan import (
 from shared.errors import RequestError
 from tests.services.scheduler.builders import capacity, entry, submission
 from tests.services.scheduler.simulated_worker import SimulatedWorker
+
+
+class StillClock:
+    """Stands still unless a test sets it: a machine that is slow makes nothing late."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # states come from many places
+            await asyncio.sleep(0.005)
 
 
 class Link:
@@ -130,6 +147,7 @@ class Bench:
         grace_s: float = 0.3,
         links: list[Link] | None = None,
         is_joint: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links = links or [Link()]
         self.link = self.links[0]
@@ -142,7 +160,7 @@ class Bench:
         config = EngineConfig(
             max_plans_in_flight=window, step_timeout_s=step_timeout_s, worker_grace_s=grace_s
         )
-        self.engine = Engine(self.core, worlds, config, self._show)
+        self.engine = Engine(self.core, worlds, config, self._show, clock)
 
     async def __aenter__(self) -> "Bench":
         self.task = asyncio.create_task(self.engine.run())

@@ -348,6 +348,7 @@ def check_counts(counts: Counter[str], num_events: int) -> None:
     assert not missing, f"of {counts}"
 
 
+@pytest.mark.timeout(600)  # half a minute of computing where nothing else runs
 def test_every_law_holds_after_each_of_ten_thousand_events() -> None:
     check_counts(run_machine(340, is_random=False), 10_000)
 

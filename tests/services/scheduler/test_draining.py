@@ -1,14 +1,11 @@
 """A replica that drains: it gets nothing new, what runs there ends, and it can be undone."""
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from services.scheduler.outlet import Outlet
 from shared.errors import FailureReason, RequestError
 from tests.services.scheduler.builders import capacity
-from tests.services.scheduler.engine_bench import Bench, Link
+from tests.services.scheduler.engine_bench import Bench, Link, until
 from tests.services.scheduler.harness import Harness, expected
 
 
@@ -143,13 +140,13 @@ def test_draining_twice_is_draining_once() -> None:
 async def test_operators_see_replicas_become_idle_and_take_requests_again() -> None:
     links = [Link(), Link()]
     async with Bench(links=links) as bench:
-        await _until(lambda: all(s.state == "ready" for s in bench.engine.replica_statuses()))
+        await until(lambda: all(s.state == "ready" for s in bench.engine.replica_statuses()))
         for link in links:
             link.gate.clear()
         client = bench.client()
         for n in range(2):
             client.submit(n)
-        await _until(lambda: [bench.core.num_live_at(r) for r in (0, 1)] == [1, 1])
+        await until(lambda: [bench.core.num_live_at(r) for r in (0, 1)] == [1, 1])
         assert bench.engine.drain_replica(0, True) == 1
         assert [s.state for s in bench.engine.replica_statuses()] == ["draining", "ready"]
         assert bench.engine.replica_statuses()[0].last_step_age_ms is None
@@ -163,27 +160,21 @@ async def test_operators_see_replicas_become_idle_and_take_requests_again() -> N
         assert client.tokens == {n: expected(n, 5, 8) for n in range(2)}
         assert bench.engine.drain_replica(0, False) == 0
         links[0].kill()
-        await _until(lambda: bench.engine.replica_statuses()[0].state == "lost")
+        await until(lambda: bench.engine.replica_statuses()[0].state == "lost")
 
 
 async def test_undoing_wakes_what_waits() -> None:
     links = [Link(), Link()]
     async with Bench(links=links) as bench:
-        await _until(lambda: all(s.state == "ready" for s in bench.engine.replica_statuses()))
+        await until(lambda: all(s.state == "ready" for s in bench.engine.replica_statuses()))
         bench.engine.drain_replica(0, True)
         links[1].gate.clear()
         client = bench.client()
         for n in range(5):
             client.submit(n)
-        await _until(lambda: bench.core.num_live_at(1) == 4)
+        await until(lambda: bench.core.num_live_at(1) == 4)
         assert bench.core.num_live_at(0) == 0
         bench.engine.drain_replica(0, False)
         await client.until(lambda: client.ends)
         links[1].gate.set()
         await client.until(lambda: len(client.ends) == 5)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # states come from many places
-            await asyncio.sleep(0.005)

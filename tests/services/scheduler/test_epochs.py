@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import FailureReason
 from tests.services.scheduler.builders import capacity
-from tests.services.scheduler.engine_bench import Bench, Link
+from tests.services.scheduler.engine_bench import Bench, Link, StillClock, until
 from tests.services.scheduler.harness import expected
 
 
@@ -50,12 +50,11 @@ async def test_workers_at_rest_hold_no_row_of_a_client_that_left(is_joint: bool)
         bench.link.gate.clear()
         client = bench.client()
         client.submit(0)
-        await asyncio.sleep(0.05)
+        await until(lambda: bench.core.num_in_flight)
         bench.engine.close_outlet(client.outlet)
         bench.link.gate.set()
-        await asyncio.sleep(0.3)
         worker = links[0].sessions[0].worker
-        assert not worker.rows
+        await until(lambda: worker.step > 1 and not worker.rows)
         num_steps = worker.step
         await asyncio.sleep(0.3)
         assert worker.step == num_steps, "once said is enough"
@@ -97,15 +96,14 @@ async def test_the_streams_of_a_lost_replica_go_on_at_the_other() -> None:
 
 async def test_a_world_that_loses_one_replica_ends_at_all_of_them_and_resumes() -> None:
     links = world()
-    async with Bench(links=links, is_joint=True, grace_s=3.0) as bench:
+    async with Bench(links=links, is_joint=True, grace_s=30.0) as bench:
         links[1].gate.clear()
         client = bench.client()
         client.submit(0)
         client.submit(1)
-        await asyncio.sleep(0.02)
+        await until(lambda: bench.core.num_in_flight)
         links[1].kill()
         await bench.until_reason(lambda reason: reason.startswith("no worker"))
-        await asyncio.sleep(0.05)
         assert links[0].sessions[0].is_closed
         links[1].is_up = True
         links[1].gate.set()
@@ -115,11 +113,15 @@ async def test_a_world_that_loses_one_replica_ends_at_all_of_them_and_resumes() 
 
 
 async def test_a_step_that_one_replica_of_a_world_does_not_answer_names_it() -> None:
-    links = world()
-    async with Bench(links=links, is_joint=True, step_timeout_s=0.1, grace_s=5.0) as bench:
+    links, clock = world(), StillClock()
+    async with Bench(
+        links=links, is_joint=True, step_timeout_s=0.1, grace_s=5.0, clock=clock
+    ) as bench:
         links[1].gate.clear()
         client = bench.client()
         client.submit(0)
+        await until(lambda: bench.engine._worlds[0]._silent == {1})
+        clock.now += 0.2
         await bench.until_reason(bool)
         assert "step 1 of replica 1 has had no result for 0.1 s" in bench.reasons[-1]
         links[1].gate.set()

@@ -161,6 +161,7 @@ async def test_an_abort_in_mid_decode_frees_every_block(running: Running) -> Non
     peer = running.peer()
     await peer.submit(submit("a", sequence(0), sequence(1), max_tokens=100))
     await peer.read_until_tokens(0, 3)
+    running.worker.gate.clear()
     await peer.abort(0)
     await peer.abort(1, reason=scheduler_pb2.ABORT_REASON_STOP_STRING, num_tokens_kept=2)
     await peer.abort(0, 77)  # again, and one that nobody knows
@@ -172,6 +173,7 @@ async def test_an_abort_in_mid_decode_frees_every_block(running: Running) -> Non
     assert second.finished.reason == common_pb2.FINISH_REASON_STOP
     assert second.finished.stats.num_output_tokens == 2
     num_steps = (await running.load()).num_steps_total
+    running.worker.gate.set()
     load = await running.wait_until_idle()
     assert load.num_steps_total <= num_steps + 2
     assert load.num_aborts_total == 1
@@ -184,7 +186,10 @@ async def test_a_stream_that_ends_takes_its_sequences_along(running: Running) ->
     await gone.submit(submit("a", sequence(0), max_tokens=100))
     await staying.submit(submit("b", sequence(0, 7), max_tokens=30))
     await gone.read_until_tokens(0, 2)
+    running.worker.gate.clear()
     gone.call.cancel()
+    await running.wait_for_load(lambda load: load.num_aborts_total == 1)
+    running.worker.gate.set()
     await staying.read_until_ended(0)
     assert staying.received[0].tokens == expected(0, 7, 30)
     load = await running.wait_until_idle()
@@ -240,7 +245,7 @@ async def test_stream_ids_of_two_connections_do_not_meet(running: Running) -> No
 
 
 @pytest.mark.parametrize(
-    ("stall_s", "max_bytes"), [(1.0, 1 << 30), (60.0, 1 << 16)], ids=["by time", "by bytes"]
+    ("stall_s", "max_bytes"), [(4.0, 1 << 30), (60.0, 1 << 16)], ids=["by time", "by bytes"]
 )
 async def test_a_peer_that_stops_reading_is_cut_and_others_keep_their_speed(
     running: Running, stall_s: float, max_bytes: int
@@ -248,16 +253,20 @@ async def test_a_peer_that_stops_reading_is_cut_and_others_keep_their_speed(
     """Logprobs make the stream wide, so that what gRPC takes for itself is soon full."""
     await running.start(reader_stall_timeout_s=stall_s, reader_max_bytes=max_bytes)
     running.worker.num_padding_logprobs = 3000
-    running.worker.step_s = 0.02  # the stuck one's time is over before its answers are whole
+    running.worker.step_s = 0.01
     stuck, reading = running.narrow_peer(), running.peer()
     await stuck.submit(
         *(submit(f"s{n}", sequence(n), max_tokens=120, num_logprobs=900) for n in range(8))
     )
     await reading.submit(submit("r", sequence(0), max_tokens=120))
+    await reading.read_until_tokens(0, 60)
+    # Its time is over before its answers are whole.
+    running.worker.gate.clear()
+    await running.wait_for_load(lambda load: load.num_aborts_total == 8)
+    running.worker.gate.set()
     await reading.read_until_ended(0)
     assert reading.received[0].tokens == expected(0, 5, 120)
-    load = await running.wait_until_idle()
-    assert load.num_aborts_total > 0
+    await running.wait_until_idle()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stuck.read_for_ever()
     assert error_from_rpc(caught.value).reason is FailureReason.SLOW_READER
@@ -324,8 +333,11 @@ async def test_a_cancelled_generate_frees_its_blocks(running: Running) -> None:
     running.worker.step_s = 0.01
     call = generate(running, submit("g", sequence(0), max_tokens=100))
     await call.read()
+    running.worker.gate.clear()
     call.cancel()
-    assert (await running.wait_until_idle()).num_aborts_total == 1
+    await running.wait_for_load(lambda load: load.num_aborts_total == 1)
+    running.worker.gate.set()
+    await running.wait_until_idle()
 
 
 async def test_the_deadline_of_the_call_is_the_limit_of_the_request(running: Running) -> None:
@@ -396,7 +408,7 @@ async def test_a_killed_worker_fails_its_streams_after_the_grace_and_serves_agai
 
 
 async def test_a_worker_that_restarts_at_once_costs_no_token(running: Running) -> None:
-    await running.start(worker_grace_s=8)
+    await running.start(worker_grace_s=30)
     running.worker.step_s = 0.01
     peer = running.peer()
     await peer.submit(submit("a", sequence(0), sequence(1, 9), max_tokens=60))
@@ -434,7 +446,7 @@ async def test_a_failed_step_is_tried_once_more_in_a_new_epoch(running: Running)
         result.failure.reason = common_pb2.FAILURE_REASON_INTERNAL
         running.worker.twist = lambda _: None
 
-    await running.start()
+    await running.start(worker_grace_s=30)
     running.worker.twist = twist
     peer = running.peer()
     await peer.submit(submit("a", sequence(0)))

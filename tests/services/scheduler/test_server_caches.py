@@ -22,8 +22,7 @@ class Follower:
     """Keeps the picture of a scheduler's caches by the contract alone."""
 
     def __init__(self, running: Running) -> None:
-        self.channel = open_channel(running.address)
-        self.stub = scheduler_pb2_grpc.PrefixCacheServiceStub(self.channel)
+        self.stub = scheduler_pb2_grpc.PrefixCacheServiceStub(running.channel)
         self.held: Held = set()
         self.number = 0
         self.instance_id = ""
@@ -55,10 +54,6 @@ class Follower:
 
     def come_back(self) -> None:
         self._watch()
-
-    async def close(self) -> None:
-        self.call.cancel()
-        await self.channel.close()
 
     def _take_snapshot(self, part: scheduler_pb2.CacheSnapshot) -> None:
         self.num_snapshots += part.is_first
@@ -105,7 +100,7 @@ async def test_a_follower_can_tell_which_prompts_are_cached(running: Running) ->
     await follower.until(3)
     assert [name for name in names_of_a_prompt(follower.naming, 13)] == names_of(follower.held)
     assert follower.num_snapshots == 1
-    await follower.close()
+    follower.hang_up()
 
 
 def names_of(held: Held) -> list[bytes]:
@@ -130,7 +125,7 @@ async def test_a_follower_that_comes_back_gets_what_it_missed(running: Running) 
     follower.come_back()
     await follower.read()
     assert (len(follower.held), follower.num_snapshots) == (2, 2)
-    await follower.close()
+    follower.hang_up()
 
 
 async def test_a_reset_is_told_and_what_runs_goes_on(running: Running) -> None:
@@ -139,6 +134,8 @@ async def test_a_reset_is_told_and_what_runs_goes_on(running: Running) -> None:
     await peer.submit(submit("a", sequence(0, 13), max_tokens=3))
     await peer.read_until_ended(0)
     await follower.until(3)
+    # After three tokens comes a step that tells the worker which row has ended.
+    await running.wait_for_load(lambda load: load.num_steps_total == 4)
     running.worker.gate.clear()
     running.worker.plan_seen.clear()
     await peer.submit(submit("b", sequence(1, 13), max_tokens=3))
@@ -156,7 +153,7 @@ async def test_a_reset_is_told_and_what_runs_goes_on(running: Running) -> None:
     load = await running.wait_until_idle()
     assert load.num_cached_blocks == 0
     assert (load.num_prefix_cache_queries_total, load.num_prefix_cache_hits_total) == (26, 12)
-    await follower.close()
+    follower.hang_up()
 
 
 async def test_a_killed_worker_clears_the_picture(running: Running) -> None:
@@ -168,7 +165,7 @@ async def test_a_killed_worker_clears_the_picture(running: Running) -> None:
     await running.kill_worker()
     await follower.until(0)
     assert follower.num_snapshots == 1
-    await follower.close()
+    follower.hang_up()
 
 
 async def test_without_caching_the_picture_stays_empty(running: Running) -> None:
@@ -181,12 +178,13 @@ async def test_without_caching_the_picture_stays_empty(running: Running) -> None
     end = peer.received[1].end
     assert end is not None
     assert end.finished.stats.num_cached_tokens == 0
-    await follower.close()
+    follower.hang_up()
 
 
 async def test_reflection_shows_the_service_to_operators(running: Running) -> None:
     await running.start()
     async with open_channel(running.admin_address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         answers = [one async for one in stub.ServerReflectionInfo(iter([request]), timeout=30)]

@@ -7,8 +7,8 @@ import pytest
 
 from protos.glm.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from services.scheduler.service import SchedulerService
+from shared import sides
 from shared.errors import ConfigError
-from shared.health import probe
 from shared.rpc import open_channel
 from tests.services.scheduler.conftest import LIMIT_S, Running, expected, sequence, submit
 
@@ -18,7 +18,7 @@ async def test_health_follows_the_worker(running: Running) -> None:
     await running.wait_for_health("NOT_SERVING")
     await running.start_worker()
     await running.wait_for_health("SERVING")
-    assert await probe(running.health_address, service="glm.v1.SchedulerService") == "SERVING"
+    await running.wait_for_health("SERVING", "glm.v1.SchedulerService")
     await running.kill_worker()
     await running.wait_for_health("NOT_SERVING")
 
@@ -28,7 +28,10 @@ async def test_operators_see_state_and_settings(running: Running) -> None:
     peer = running.peer()
     await peer.submit(submit("a", sequence(0)))
     await peer.read_until_ended(0)
+    # After eight tokens comes a step that tells the worker which row has ended.
+    await running.wait_for_load(lambda load: load.num_steps_total == 9)
     async with open_channel(running.admin_address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)
         assert status.service == "scheduler"
@@ -36,7 +39,7 @@ async def test_operators_see_state_and_settings(running: Running) -> None:
         assert status.num_live == 0
         assert status.last_step_age_ms < 5000
         assert [(row.state, row.load.num_running) for row in status.replicas] == [("ready", 0)]
-        assert status.replicas[0].load.num_steps_total == 8
+        assert status.replicas[0].load.num_steps_total == 9
         assert status.replicas[0].last_step_age_ms < 5000
         with pytest.raises(grpc.aio.AioRpcError, match="replica 0 is the last that takes"):
             await stub.DrainReplica(admin_pb2.DrainReplicaRequest(is_draining=True), timeout=30)
@@ -45,7 +48,7 @@ async def test_operators_see_state_and_settings(running: Running) -> None:
         await running.wait_for_health("NOT_SERVING")
         status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=30)
         assert status.not_serving_reason.startswith("no worker: ")
-        assert status.not_serving_reason.endswith("last step 8")
+        assert status.not_serving_reason.endswith("last step 9")
         assert [row.state for row in status.replicas] == ["lost"]
 
 
@@ -55,10 +58,13 @@ async def test_a_drained_scheduler_refuses_and_ends_what_runs(running: Running) 
     peer = running.peer()
     await peer.submit(submit("a", sequence(0), max_tokens=30))
     await peer.read_until_tokens(0, 1)
+    running.worker.gate.clear()
     async with open_channel(running.admin_address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         answer = await stub.Drain(admin_pb2.DrainRequest(), timeout=30)
         assert answer.num_live == 1
+    running.worker.gate.set()
     await running.wait_for_health("NOT_SERVING")
     await peer.submit(submit("b", sequence(1)))
     await peer.read_until_ended(0, 1)
@@ -79,7 +85,10 @@ async def test_stopping_lets_running_requests_end(running: Running) -> None:
         await peer.read_for_ever()
 
 
-async def test_what_outlasts_the_drain_limit_gets_a_failed_end(running: Running) -> None:
+async def test_what_outlasts_the_drain_limit_gets_a_failed_end(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "SERVER_GRACE_S", LIMIT_S)
     await running.start(drain_timeout_s=0.1)
     running.worker.gate.clear()
     peer = running.peer()

@@ -76,7 +76,7 @@ async def worker(folder: str) -> AsyncIterator[FakeWorker]:
     await server.stop(0)
 
 
-def client(folder: str, timeout_s: float = 5.0) -> WorkerClient:
+def client(folder: str, timeout_s: float = 30.0) -> WorkerClient:
     return WorkerClient(f"unix:{folder}/w", scheduler_id="test", open_timeout_s=timeout_s)
 
 
@@ -147,7 +147,7 @@ async def test_who_waits_for_a_worker_to_get_ready_hears_that_its_epoch_ended(
     order = PrepareOrder(constraint=constraint, request_id="r", tenant_id="t1")
     waiting = asyncio.create_task(session.prepare(order))
     given_up = asyncio.create_task(session.prepare(order))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(worker.prepared) < 2:  # noqa: ASYNC110  # a servicer has no event for it
             await asyncio.sleep(0.01)
         given_up.cancel()

@@ -61,22 +61,18 @@ class SchedulerClient:
         self.call: Any = None
 
     async def open(self, epoch: int, *, window: int = 1) -> worker_pb2.EpochOpened:
-        await self._ask(epoch, window)
+        self.call = self.stub.RunSteps()
+        message = worker_pb2.OpenEpoch(scheduler_id="test", epoch=epoch, max_plans_in_flight=window)
+        await self.call.write(worker_pb2.RunStepsRequest(open=message))
         answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         return answer.opened
 
     async def refusal(self, epoch: int, *, window: int = 1) -> grpc.aio.AioRpcError:
-        """Open an epoch that is refused."""
-        await self._ask(epoch, window)
+        """Open an epoch that is refused, perhaps before its first message is on its way."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.call.read()
+            await self.open(epoch, window=window)
         return caught.value
-
-    async def _ask(self, epoch: int, window: int) -> None:
-        self.call = self.stub.RunSteps()
-        message = worker_pb2.OpenEpoch(scheduler_id="test", epoch=epoch, max_plans_in_flight=window)
-        await self.call.write(worker_pb2.RunStepsRequest(open=message))
 
     async def send(self, plan: StepPlan) -> None:
         await self.call.write(plan_message(plan))

@@ -65,7 +65,7 @@ class Replica:
             while await probe(address, service=SERVICE_NAME) != status:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
-    async def codes(self, limit_s: float = 20) -> list[int]:
+    async def codes(self, limit_s: float = 60) -> list[int]:
         """How the processes end."""
         deadline = time.monotonic() + limit_s
         while any(process.poll() is None for process in self.processes):
@@ -135,7 +135,7 @@ async def test_a_killed_leader_ends_its_follower(folder: Path, checkpoint: Path)
 async def test_ranks_with_other_settings_do_not_start(folder: Path, checkpoint: Path) -> None:
     replica = Replica(folder, checkpoint, [], ["--max-num-batched-tokens", "100"])
     try:
-        assert await replica.codes(60) == [EXIT_USAGE, EXIT_USAGE]
+        assert await replica.codes() == [EXIT_USAGE, EXIT_USAGE]
     finally:
         replica.end()
     for rank in range(2):

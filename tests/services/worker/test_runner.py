@@ -53,12 +53,24 @@ class Recorder(ReplayExecutor):
         return super().execute(plan, wait_us)
 
 
+class CountedOrders(LocalOrders):
+    """Tells how often the runner has begun to wait for an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_waits = 0
+
+    def get(self) -> Order:
+        self.num_waits += 1
+        return super().get()
+
+
 class Bench:
     """A runner with its orders, and a place for its answers."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.orders = LocalOrders()
+        self.orders = CountedOrders()
         self.runner = Runner(lambda: self.recorder, self.orders)
         self.results = self.recorder.results
 
@@ -222,6 +234,8 @@ def test_the_wait_for_a_plan_is_measured(bench: Bench) -> None:
     epoch = Epoch(1, 1)
     bench.open(epoch)
     bench.settle()
+    while bench.orders.num_waits < 3:  # the answer to the second order comes before its end
+        time.sleep(0.001)
     time.sleep(0.02)
     bench.plan(epoch, 1)
     bench.settle()

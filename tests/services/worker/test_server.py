@@ -76,7 +76,7 @@ class Worker:
             await channel.close()
         await self.server.stop(0)
         self.orders.put(Stop())
-        assert self.runner.join(5)
+        assert self.runner.join(30)
 
 
 @contextlib.asynccontextmanager
@@ -338,8 +338,10 @@ async def test_the_event_loop_answers_while_a_step_runs(worker: Worker) -> None:
     await client.open(1)
     worker.gate.may_run.clear()
     await client.send(start(7))
-    answer: Awaitable = client.stub.GetCapacity(worker_pb2.GetCapacityRequest(), timeout=2)
+    await until(lambda: worker.runner.stalled_s(float("inf")) > 0)
+    answer: Awaitable = client.stub.GetCapacity(worker_pb2.GetCapacityRequest())
     assert (await answer).epoch == 1
+    assert worker.runner.stalled_s(float("inf")) > 0
 
 
 def test_a_plan_survives_its_message() -> None:

@@ -118,7 +118,7 @@ async def test_a_background_response_is_there_later(mesh: Mesh) -> None:
         while (found := await client.responses.retrieve(made.id)).status == "in_progress":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert found.output_text == TEXT
-    assert mesh.gateway.admission.num_running == 0
+    await wait_until_idle(mesh)
     cancelled = await client.responses.cancel(made.id)
     assert cancelled.status == "completed", "too late to cancel"
 
@@ -136,15 +136,22 @@ async def wait_until_idle(mesh: Mesh) -> None:
     await until(lambda: not mesh.gateway.admission.num_running)
 
 
+def ending(end: str, may_go_on: asyncio.Event) -> Behaviour:
+    """An answer that ends in that way once it may."""
+    return Behaviour(
+        failure_after=0 if end == "failed" else None,
+        silent_after=0 if end == "never" else None,
+        may_go_on=may_go_on,
+    )
+
+
 @pytest.mark.parametrize("end", ["finished", "failed", "never"])
 async def test_what_was_cancelled_stays_so_though_the_mesh_goes_on(mesh: Mesh, end: str) -> None:
-    mesh.fake.behaviour = Behaviour(
-        pause_s=0.05,
-        failure_after=2 if end == "failed" else None,
-        silent_after=0 if end == "never" else None,
-    )
+    may_go_on = asyncio.Event()
+    mesh.fake.behaviour = ending(end, may_go_on)
     made = await mesh.openai.responses.create(model=NAME, input="Hi", background=True)
     assert (await mesh.openai.responses.cancel(made.id)).status == "cancelled"
+    may_go_on.set()
     await wait_until_idle(mesh)
     assert (await mesh.openai.responses.retrieve(made.id)).status == "cancelled"
     assert (await mesh.openai.responses.cancel(made.id)).status == "cancelled"
@@ -242,16 +249,14 @@ class TestSeveralProcesses:
 
 @pytest.mark.parametrize("end", ["finished", "failed", "never"])
 async def test_a_deleted_background_response_is_ended_and_stays_gone(mesh: Mesh, end: str) -> None:
-    mesh.fake.behaviour = Behaviour(
-        pause_s=0.05,
-        failure_after=2 if end == "failed" else None,
-        silent_after=0 if end == "never" else None,
-    )
+    may_go_on = asyncio.Event()
+    mesh.fake.behaviour = ending(end, may_go_on)
     path, body = "/v1/responses", {"model": NAME, "input": "Hi", "background": True}
     made = (await mesh.http.post(path, json=body)).json()
     deleted = await mesh.http.delete(f"{path}/{made['id']}")
     assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
     assert mesh.fake.aborted_request_ids == [made["id"]]
+    may_go_on.set()
     await wait_until_idle(mesh)
     assert (await mesh.http.get(f"{path}/{made['id']}")).status_code == 404
     assert (await mesh.http.delete(f"{path}/{made['id']}")).status_code == 404

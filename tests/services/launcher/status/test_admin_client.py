@@ -15,6 +15,7 @@ import pytest
 
 from protos.glm.v1 import admin_pb2_grpc
 from services.launcher.run_dir import Failing
+from services.launcher.status import admin_client
 from services.launcher.status.admin_client import ask, ask_all
 from services.launcher.status.mesh import Target
 from shared.admin import AdminStatus, ReplicaStatus, start_admin
@@ -31,9 +32,24 @@ class Settings(ServiceSettings):
     service: ClassVar[str] = "scheduler"
 
 
+# Against hanging, not about speed.
+LIMIT_S = 60.0
 # Above the largest that Linux gives.
 NO_PID = 2**22 + 1
 Serve = Callable[..., object]
+
+
+@pytest.fixture(autouse=True)
+def _patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this process takes to connect to a health server that is there."""
+    probe = admin_client.probe
+
+    async def patient(address: str, *, timeout_s: float) -> str:
+        while (answer := await probe(address, timeout_s=timeout_s)) == "UNREACHABLE":
+            pass
+        return answer
+
+    monkeypatch.setattr(admin_client, "probe", patient)
 
 
 class Silent(admin_pb2_grpc.AdminServiceServicer):
@@ -80,7 +96,7 @@ async def test_a_row_says_what_the_process_says(serve: Serve) -> None:
     )
     replicas = [ReplicaStatus(load=load, last_step_age_ms=12), ReplicaStatus(load=ReplicaLoad())]
     target = await serve(AdminStatus(num_live=3, replicas=replicas))  # type: ignore[misc]
-    row = await ask(target, 5.0)
+    row = await ask(target, LIMIT_S)
     assert (row.name, row.service, row.state, row.pid) == ("scheduler", "scheduler", "ready", 5)
     assert (row.num_live, row.instance_id, row.last_step_age_ms) == (3, "this run", None)
     assert row.version
@@ -106,13 +122,13 @@ async def test_the_state_is_that_of_admin_and_health_together(
     serve: Serve, status: AdminStatus, is_serving: bool, state: str, reason: str
 ) -> None:
     target = await serve(status, is_serving=is_serving)  # type: ignore[misc]
-    row = await ask(target, 5.0)
+    row = await ask(target, LIMIT_S)
     assert (row.state, row.reason) == (state, reason)
 
 
 async def test_without_a_health_address_the_admin_service_tells(serve: Serve) -> None:
     target = await serve(AdminStatus(), is_serving=False)  # type: ignore[misc]
-    row = await ask(Target(name="unix:/x", admin_address=target.admin_address), 5.0)
+    row = await ask(Target(name="unix:/x", admin_address=target.admin_address), LIMIT_S)
     assert (row.name, row.state) == ("scheduler unix:/x", "ready")
 
 
@@ -123,11 +139,11 @@ async def test_a_process_that_is_gone_or_silent_is_away_and_holds_up_nobody(tmp_
     admin_pb2_grpc.add_AdminServiceServicer_to_server(Silent(), server)
     await server.start()
     async with asyncio.timeout(30):
-        rows = await ask_all([gone, quiet], 0.3)
+        rows = await ask_all([gone, quiet], 3.0)
     await server.stop(0)
     assert [(row.service, row.state) for row in rows] == [("worker", "away"), ("frontend", "away")]
     assert rows[0].reason == "not reached: UNAVAILABLE"
-    assert rows[1].reason == "no answer within 0.3 s"
+    assert rows[1].reason == "no answer within 3 s"
 
 
 async def test_a_frozen_process_gave_no_answer_and_is_not_one_that_is_gone(tmp_path: Path) -> None:
@@ -149,18 +165,18 @@ async def test_a_process_that_keeps_ending_says_so_whether_it_is_there_or_not(
     failing = Failing(num_failures=6, next_start_at=time.time() + 20)
     told = r"keeps ending \(6 times in a row\), next start in \d+ s"
     here = dataclasses.replace(await serve(AdminStatus()), failing=failing)  # type: ignore[misc]
-    row = await ask(here, 5.0)
+    row = await ask(here, LIMIT_S)
     assert re.fullmatch(told, row.reason)
     assert row.is_ready
     gone = Target(name="scheduler", admin_address=f"unix:{tmp_path}/no", failing=failing)
-    assert re.fullmatch(f"not reached: UNAVAILABLE; {told}", (await ask(gone, 5.0)).reason)
+    assert re.fullmatch(f"not reached: UNAVAILABLE; {told}", (await ask(gone, LIMIT_S)).reason)
     led = Target(name="worker.1", pid=NO_PID, failing=failing)
-    assert re.fullmatch(f"ended; {told}", (await ask(led, 5.0)).reason)
+    assert re.fullmatch(f"ended; {told}", (await ask(led, LIMIT_S)).reason)
 
 
 async def test_a_led_rank_is_seen_by_its_process_alone() -> None:
     rows = await ask_all(
-        [Target(name="worker.1", pid=os.getpid()), Target(name="worker.2", pid=NO_PID)], 1.0
+        [Target(name="worker.1", pid=os.getpid()), Target(name="worker.2", pid=NO_PID)], LIMIT_S
     )
     assert [(row.state, row.is_ready) for row in rows] == [("led", True), ("away", False)]
 

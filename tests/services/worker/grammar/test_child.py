@@ -108,7 +108,7 @@ def test_a_check_beyond_its_time_ends_alone_and_says_meanwhile_that_it_gets_on(
 
     monkeypatch.setattr(child, "check", spin)
     monkeypatch.setattr(child, "_BEAT_S", 0.05)
-    first, *beats_and_last = answers(vocabulary, regex("a"), regex("spin"), cpu_s=0.5)
+    first, *beats_and_last = answers(vocabulary, regex("a"), regex("spin"), cpu_s=1.5)
     *beats, last = beats_and_last
     assert first == Verdict()
     assert len(beats) > 1

@@ -149,7 +149,9 @@ def test_any_bit_of_the_headers_length(folder: Path, spec: ModelSpec, bit: int) 
 
 
 @settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())
 def test_any_bit_of_a_header_is_seen_or_changes_nothing(
@@ -177,7 +179,9 @@ def test_any_bit_of_a_header_is_seen_or_changes_nothing(
 
 
 @settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())
 def test_any_change_of_the_index_is_seen_or_changes_nothing(

@@ -174,7 +174,9 @@ def accepts(file: Path) -> bool:
 
 
 @settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_no_damage_to_a_header_gives_another_error_or_passes_where_the_library_refuses(

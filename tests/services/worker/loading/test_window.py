@@ -49,7 +49,9 @@ def fetch(
 
 @pytest.mark.parametrize("max_gap", [0, 8, 1 << 16])
 @settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     shape_and_window=shapes_and_windows(),

@@ -19,6 +19,7 @@ from tests.services.worker.plans import MiniScheduler
 LIMIT_S = 4.0
 """Of a step. A machine that is busy with other things answers pulses late."""
 _AFTER_STEPS = 3
+_PATIENCE_S = 20.0
 
 
 def _never_return(*_: Any, **__: Any) -> Any:
@@ -42,7 +43,8 @@ _ACCIDENTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "exchange": (RankGroup, "all_reduce", _never_return),
     "hang": (Decoder, "forward", _never_return),
     "exception": (Decoder, "forward", _fail),
-    "kill": (Decoder, "forward", _die),
+    # Behind an exchange of the step: the others are in it too, however late they came.
+    "kill": (RankGroup, "all_reduce", _die),
     "freeze": (Decoder, "forward", _freeze),
 }
 
@@ -67,13 +69,16 @@ def run_drill(
     else:
         runner.ready.result(40)
     began = time.monotonic()
+    stepping = None
     if replica is not None:
         # Nobody may ever answer it.
-        threading.Thread(target=_step, args=(scheduler,), daemon=True).start()
+        stepping = threading.Thread(target=_step, args=(scheduler,), daemon=True)
+        stepping.start()
     while not world.verdict and time.monotonic() - began < 30:
         time.sleep(0.02)
     seconds = time.monotonic() - began
-    time.sleep(0.2)  # for the runner to answer, where it can
+    if stepping is not None and rank == victim:
+        stepping.join(_PATIENCE_S)  # its runner lives, and answers
     failure = replica.last.failure if replica is not None and replica.last is not None else None
     return {
         "verdict": world.verdict,
@@ -98,7 +103,8 @@ def _plant(accident: tuple[type, str, Callable[..., Any]]) -> None:
         if owner is Decoder:
             is_due = num_forwards > 1 + _AFTER_STEPS
         else:
-            is_due = self._progress.position().step > _AFTER_STEPS
+            position = self._progress.position()
+            is_due = position.step > _AFTER_STEPS and (act is not _die or position.num_meetings > 0)
         return act() if is_due else real(self, *args, **named)
 
     setattr(owner, name, call)

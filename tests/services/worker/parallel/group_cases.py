@@ -95,8 +95,11 @@ def listening_addresses(rank: int, rendezvous: str) -> list[str]:
 
 
 def wait_too_long(rank: int, rendezvous: str) -> str:
-    """The others' complaint about the last rank, which does not join an exchange."""
-    world = join(rank, rendezvous, "tp2", timeout_s=1.0)
+    """The others' complaint about the last rank, which does not join an exchange.
+
+    The limit holds for the building of the groups too, for which a busy machine needs a while.
+    """
+    world = join(rank, rendezvous, "tp2", timeout_s=4.0)
     complaint = ""
     if rank == 0:
         try:

@@ -28,7 +28,7 @@ class Ranks:
         count: int,
         case: str,
         *,
-        timeout_s: float = 60,
+        timeout_s: float = 90,
         lost: Collection[int] = (),
         **arguments: Any,
     ) -> list[Any]:

@@ -1,6 +1,7 @@
 """The watch of a world, all of whose ranks are in this process."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+from services.worker.parallel import verdict as verdict_module
+from services.worker.parallel import watch as watch_module
 from services.worker.parallel.progress import Progress
 from services.worker.parallel.watch import Hub, Spoke, Watch, make_watch
 
@@ -69,9 +72,13 @@ def test_the_first_verdict_stands(world: World) -> None:
     assert set(world.verdicts()) == {"rank 0 failed first"}
 
 
-def test_a_broken_exchange_waits_for_its_cause(world: World) -> None:
+def test_a_broken_exchange_waits_for_its_cause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The cause comes in time even if this process has to wait for its turn.
+    monkeypatch.setattr(watch_module, "_GRACE_S", 30.0)
     world.watches[1].fail("failed: connection closed by peer", is_echo=True)
-    time.sleep(0.3)
+    assert until(lambda: world.watches[0]._echo is not None)
     assert not any(world.verdicts())
     # As a process does that is killed: no word of parting.
     world.watches[2]._line.socket.shutdown(socket.SHUT_RDWR)
@@ -85,12 +92,16 @@ def test_an_echo_without_a_cause_is_the_verdict_after_a_while(world: World) -> N
     assert set(world.verdicts()) == {"rank 1 failed: timed out"}
 
 
-def test_a_step_that_takes_too_long_is_a_verdict_on_who_does_not_wait(world: World) -> None:
+def test_a_step_that_takes_too_long_is_a_verdict_on_who_does_not_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Should this process get no turn for a while, none of its ranks counts as gone.
+    monkeypatch.setattr(verdict_module, "SILENT_S", 60.0)
     for rank, progress in enumerate(world.progress):
         progress.begin(4)
         if rank != 1:
             progress.enter("tp.all_reduce")
-    assert until(lambda: all(world.verdicts()), LIMIT_S + 5)
+    assert until(lambda: all(world.verdicts()), LIMIT_S + 10)
     assert "rank 1 is in step 4" in world.verdicts()[0]
     assert "rank 2" not in world.verdicts()[0]
 
@@ -106,9 +117,11 @@ def test_the_others_notice_that_rank_0_is_gone(world: World) -> None:
 def test_a_silent_rank_0_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Frozen: its sockets stay open and nothing comes.
     monkeypatch.setattr(world.watches[0]._beat, "_turn", lambda: time.sleep(0.05))
-    assert until(lambda: bool(world.watches[1].verdict), LIMIT_S + 5)
-    assert world.watches[1].verdict.startswith("rank 0 has been silent for 3.")
-    assert world.watches[1].verdict.endswith("s; rank 1 is idle after step 0")
+    assert until(lambda: bool(world.watches[1].verdict), LIMIT_S + 10)
+    said = r"rank 0 has been silent for (\d+\.\d) s; rank 1 is idle after step 0"
+    found = re.fullmatch(said, world.watches[1].verdict)
+    assert found is not None
+    assert float(found[1]) >= LIMIT_S
 
 
 def test_ranks_that_leave_in_order_are_not_missed(world: World) -> None:

@@ -227,8 +227,8 @@ def test_a_lost_rank_is_named_to_all_in_time(
     for result in found:
         if result is not None:
             assert said in result["verdict"]
-            # Slack for a machine that is busy with other things.
-            assert result["seconds"] < limit_s + 3
+            # Slack for a machine that is busy with other things; a rank waits for 30 s.
+            assert result["seconds"] < limit_s + 10
 
 
 def test_the_leaders_own_failure_is_the_answer_to_its_plan(
