@@ -21,7 +21,7 @@ import grpc.aio
 
 from shared.errors import FailureReason, RequestError
 from shared.log import get_logger
-from shared.rpc import is_task_cancelled, open_channel
+from shared.rpc import CONNECT_TIMEOUT_MS, is_task_cancelled, open_channel
 
 RECONNECT_MIN_S: Final = 0.1
 RECONNECT_MAX_S: Final = 2.0
@@ -138,7 +138,7 @@ class ConnectLink:
             call: grpc.aio.StreamStreamCall | None = None
             try:
                 # A call on a channel that is not ready would wait inside gRPC, out of sight.
-                await asyncio.wait_for(channel.channel_ready(), RECONNECT_MAX_S)
+                await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_MS / 1000)
                 self._call = call = self._open_call(channel)
                 if (first := await self._first_message(call)) is not None:
                     self._set_channel(channel)

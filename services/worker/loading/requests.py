@@ -89,7 +89,8 @@ class PieceReader:
         check_values(request, place)
 
     def close(self) -> None:
-        """Close the file in use."""
+        """Close the file in use, and give the scratch up."""
+        self._scratch = np.empty(0, np.uint8)
         self.cursor.close()
 
 

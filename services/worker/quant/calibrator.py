@@ -84,6 +84,12 @@ class Calibrator:
     def _load(self, index: int) -> DecoderLayer:
         """The layer alone, with its weights."""
         layer = DecoderLayer(self._spec, index)
+        self._fill(layer)
+        # With the slots gone nobody holds the weights as read, which packing replaces.
+        layer.finish_loading()
+        return layer
+
+    def _fill(self, layer: DecoderLayer) -> None:
         slots = {slot.name: slot for slot in layer.slots()}
         entries = self._reader.entries()
         windows = {name: slot.window for name, slot in slots.items() if name in entries}
@@ -92,8 +98,6 @@ class Calibrator:
         with closing(self._reader.read_all(windows, strategy)) as tensors:
             for name, tensor in tensors:
                 slots[name].store(tensor)
-        layer.finish_loading()
-        return layer
 
     def _allocate(self, index: int) -> LayerCache:
         """Caches of the one layer; each batch writes over those of the one before."""

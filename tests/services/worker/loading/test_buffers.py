@@ -2,9 +2,10 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from services.worker.loading.buffers import BufferPool
+from services.worker.loading.buffers import BufferPool, fresh
 
 MIB = 1 << 20
 
@@ -110,3 +111,16 @@ def test_what_a_thread_took_is_the_systems_again_when_the_pool_is_cleared() -> N
     thread.join()
     assert min(held) - before > 55 * MIB
     assert held_bytes() - before < 8 * MIB
+
+
+def test_memory_that_is_not_there_is_told_with_its_size() -> None:
+    with pytest.raises(MemoryError, match=str(1 << 60)):
+        fresh(1 << 60)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, (1 << 16) - 1, 1 << 16, (4 << 20) + 1])
+def test_fresh_memory_has_its_size_and_can_be_written(num_bytes: int) -> None:
+    buffer = fresh(num_bytes)
+    buffer.fill(7)
+    assert buffer.nbytes == num_bytes
+    assert buffer.flags.writeable

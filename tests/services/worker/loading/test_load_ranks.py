@@ -1,5 +1,6 @@
 """What each rank reads, and what it holds while it does."""
 
+import gc
 import json
 import math
 import subprocess
@@ -22,6 +23,7 @@ from services.worker.loading.strategy import LoadStrategy, ReadMode
 from services.worker.model.config import ModelConfig
 from services.worker.model.decoder import Decoder
 from services.worker.model.placement import Placement
+from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 
 MODES = [ReadMode.LAZY, ReadMode.PREFETCH, ReadMode.EAGER]
@@ -118,6 +120,12 @@ def test_a_rank_reads_its_share_and_gaps_between_columns(
     assert share <= touched.total() <= share + gaps
 
 
+def num_slots() -> int:
+    """How many are alive, each with the weight that it fills."""
+    gc.collect()
+    return sum(type(item) is WeightSlot for item in gc.get_objects())
+
+
 _LOAD = """
 import json, sys
 from pathlib import Path
@@ -154,6 +162,23 @@ def test_beside_the_weights_there_is_little_more_than_the_budget(
     # 40 MiB for modules of the model, imported while it loads.
     allowed += 40 * MIB
     assert json.loads(out.stdout)["mib_beside_weights"] * MIB < allowed
+
+
+def test_nothing_holds_the_weights_as_read_when_they_are_packed(
+    source: Any, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every weight would be there twice at the end."""
+    found: list[int] = []
+    finish = Decoder.finish_loading
+
+    def look(decoder: Decoder) -> None:
+        found.append(num_slots())
+        finish(decoder)
+
+    monkeypatch.setattr(Decoder, "finish_loading", look)
+    before = num_slots()
+    load_model(source.path, spec)
+    assert found == [before]
 
 
 def test_a_rank_of_a_large_model_reads_about_a_sixteenth(

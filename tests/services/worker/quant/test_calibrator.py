@@ -10,6 +10,7 @@ from services.worker.kv_cache import allocate
 from services.worker.loading.load import load_model
 from services.worker.loading.reader import CheckpointReader
 from services.worker.model.layer import DecoderLayer
+from services.worker.model.slots import WeightSlot
 from services.worker.model.spec import ModelSpec
 from services.worker.quant import calibrator as module
 from services.worker.quant.calibrator import Calibrator, prefill_step
@@ -66,6 +67,29 @@ def test_experts_are_weighed_by_the_rows_that_chose_them(
     # A norm's output times weights near 1: mean squares near 1.
     assert 0.3 < float(up.mean()) < 3
     assert not dense._experts
+
+
+def test_nothing_holds_a_layers_weights_as_read_when_they_are_packed(
+    source: Path, spec: ModelSpec, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    finish = DecoderLayer.finish_loading
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(thing) is WeightSlot for thing in gc.get_objects())
+
+    def look(layer: DecoderLayer) -> None:
+        found.append(count())
+        finish(layer)
+
+    monkeypatch.setattr(DecoderLayer, "finish_loading", look)
+    before = count()
+    with CheckpointReader(source) as reader:
+        calibrator = Calibrator(reader, spec, RECIPES["w8a8"], prompts)
+        for layer in range(2):
+            calibrator.run(layer)
+    assert found == [before] * 2
 
 
 def test_no_layer_stays_in_memory(source: Path, spec: ModelSpec, prompts: list[list[int]]) -> None:
