@@ -105,30 +105,17 @@ def open_store(settings: FrontendSettings) -> ResponseStore:
 
 
 @contextlib.asynccontextmanager
-async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
-    """The HTTP side and the connection to the detokenizer, while inside.
-
-    On a shared port others can serve what this process would have to refuse: it joins them once it
-    has a detokenizer, or none came in time.
-    """
-    settings = gateway.settings
+async def at_work(gateway: Gateway) -> AsyncIterator[None]:
+    """Connected to the detokenizers, and all that works beside requests, while inside."""
     tasks = [
         asyncio.create_task(gateway.detokenizers.run()),
         asyncio.create_task(gateway.keeper.run()),
         asyncio.create_task(gateway.background.watch(gateway.responses)),
     ]
     try:
-        if settings.reuse_port:
-            await _until_ready(gateway, JOIN_S)
-        listener = bind(settings.host, settings.port, is_shared=settings.reuse_port)
-        http = HttpServer(create_app(gateway), listener, stall_s=settings.client_stall_timeout_s)
-        try:
-            await http.start()
-            yield http
-        finally:
-            await http.stop()
-            await gateway.background.stop()
+        yield
     finally:
+        await gateway.background.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,31 +125,83 @@ async def running_http(gateway: Gateway) -> AsyncIterator[HttpServer]:
             gateway.key_counts.close()
 
 
+@contextlib.asynccontextmanager
+async def listening(gateway: Gateway) -> AsyncIterator[HttpServer]:
+    """The HTTP side, while inside."""
+    settings = gateway.settings
+    listener = bind(settings.host, settings.port, is_shared=settings.reuse_port)
+    http = HttpServer(create_app(gateway), listener, stall_s=settings.client_stall_timeout_s)
+    try:
+        await http.start()
+        yield http
+    finally:
+        await http.stop()
+
+
 async def run(settings: FrontendSettings, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain."""
     gateway = build_gateway(settings)
     raise_file_limit()
     rpc_server = server.build_server(gateway, settings.address)
+    http: HttpServer | None = None
+
+    def refuse_new() -> None:
+        if http is not None and settings.reuse_port:
+            leave_port(gateway, http)
+        else:
+            gateway.admission.drain()
+
     async with contextlib.AsyncExitStack() as stack:
         sides = ServiceSides(
             settings,
             service_name=server.SERVICE_NAME,
-            work=Work(
-                num_live=lambda: gateway.admission.num_running,
-                refuse_new=gateway.admission.drain,
-            ),
+            work=Work(num_live=lambda: gateway.admission.num_running, refuse_new=refuse_new),
             reason="starting",
         )
         await sides.start(stack)
-        http = await stack.enter_async_context(running_http(gateway))
-        await rpc_server.start()
-        stack.push_async_callback(rpc_server.stop, GRPC_GRACE_S)
-        _logger.info("listening on http://%s:%d", settings.host, http.port)
-        for beside in (sides.keep_ticking(), _tell_health(gateway, sides)):
-            stack.callback(asyncio.create_task(beside).cancel)
-        freeze_heap()
+        await stack.enter_async_context(at_work(gateway))
+        if await _may_listen(gateway, stop):
+            http = await stack.enter_async_context(listening(gateway))
+            await rpc_server.start()
+            stack.push_async_callback(rpc_server.stop, GRPC_GRACE_S)
+            _logger.info("listening on http://%s:%d", settings.host, http.port)
+            for beside in (sides.keep_ticking(), _tell_health(gateway, sides)):
+                stack.callback(asyncio.create_task(beside).cancel)
+            freeze_heap()
         await stop.wait()
-        await drain(gateway, http)
+        if http is not None:
+            await drain(gateway, http)
+
+
+async def _may_listen(gateway: Gateway, stop: asyncio.Event) -> bool:
+    """Whether there is something to listen for; on a shared port, once it can be served.
+
+    Others can serve there what this process would have to refuse: it joins them when it has a
+    detokenizer, or when none came in time.
+    """
+
+    def is_over() -> bool:
+        return stop.is_set() or gateway.admission.is_draining
+
+    peers = gateway.detokenizers
+    if gateway.settings.reuse_port:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JOIN_S):
+                while not (peers.num_ready or is_over()):  # noqa: ASYNC110  # told by no event
+                    await asyncio.sleep(JOIN_POLL_S)
+    return not is_over()
+
+
+def leave_port(gateway: Gateway, http: HttpServer) -> None:
+    """Leave new connections to others on the port; those that came are served a moment longer."""
+    http.stop_listening()
+    asyncio.get_running_loop().call_later(LATE_S, _refuse_new, gateway, http)
+
+
+def _refuse_new(gateway: Gateway, http: HttpServer) -> None:
+    gateway.admission.drain()
+    if gateway.settings.reuse_port:
+        http.close_idle()
 
 
 async def drain(gateway: Gateway, http: HttpServer) -> None:
@@ -170,13 +209,10 @@ async def drain(gateway: Gateway, http: HttpServer) -> None:
 
     On a port that others listen on too, nobody has to be refused: clients come to them instead.
     """
-    is_shared = gateway.settings.reuse_port
-    if is_shared:
+    if gateway.settings.reuse_port:
         http.stop_listening()
         await asyncio.sleep(LATE_S)
-    gateway.admission.drain()
-    if is_shared:
-        http.close_idle()
+    _refuse_new(gateway, http)
     await _wait_until_idle(gateway, gateway.settings.drain_timeout_s)
     if gateway.admission.num_running:
         # A failed end that the client can read, not a cut socket.
@@ -185,13 +221,6 @@ async def drain(gateway: Gateway, http: HttpServer) -> None:
         )
         await _wait_until_idle(gateway, FAREWELL_S)
     _logger.info("drained", extra={"num_left": gateway.admission.num_running})
-
-
-async def _until_ready(gateway: Gateway, limit_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            while not gateway.detokenizers.num_ready:  # noqa: ASYNC110  # told by no event
-                await asyncio.sleep(JOIN_POLL_S)
 
 
 async def _wait_until_idle(gateway: Gateway, limit_s: float) -> None:

@@ -11,11 +11,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI
+from starlette.types import Receive, Scope, Send
 
 from services.frontend.app import create_app
 from services.frontend.gateway import Gateway
 from services.frontend.http_server import HttpServer
-from services.frontend.process import build_gateway, running_http
+from services.frontend.process import at_work, build_gateway, listening
 from services.frontend.settings import FrontendSettings
 from shared.glm.dialect import Dialect
 from tests.services.frontend.fake_detokenizer import FakeDetokenizer
@@ -64,6 +65,12 @@ class Mesh:
         async with asyncio.timeout(30):
             while self.gateway.not_ready_reason:  # noqa: ASYNC110  # told by no event
                 await asyncio.sleep(0.01)
+
+
+async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that is told from a gateway by each of its answers."""
+    await send({"type": "http.response.start", "status": 418, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 @pytest.fixture
@@ -128,7 +135,7 @@ async def mesh(settings: FrontendSettings) -> AsyncIterator[Mesh]:
     fake = FakeDetokenizer(settings.detokenizer_address[0])
     await fake.start()
     gateway = build_gateway(settings)
-    async with running_http(gateway) as http:
+    async with at_work(gateway), listening(gateway) as http:
         url = f"http://127.0.0.1:{http.port}"
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             mesh = Mesh(gateway, fake, client, http)

@@ -216,7 +216,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None)
 @given(events=st.lists(EVENTS, min_size=30, max_size=100))
 def test_every_request_ends_once_whatever_is_lost_when(events: list[tuple[Any, ...]]) -> None:
     async def run() -> None:

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.frontend.process import build_gateway, running_http
+from services.frontend.process import at_work, build_gateway, listening
 from services.frontend.settings import FrontendSettings
 from tests.services.frontend.conftest import MODEL_DIR
 from tests.services.frontend.fake_detokenizer import FakeDetokenizer
@@ -35,7 +35,6 @@ EXAMPLES = settings(
     max_examples=6,
     deadline=None,
     database=None,
-    derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
@@ -55,7 +54,7 @@ async def serve(folder: Path, is_up: threading.Event, found: dict[str, Any]) -> 
             port=0,
         )
     )
-    async with running_http(gateway) as http:
+    async with at_work(gateway), listening(gateway) as http:
         while gateway.not_ready_reason:  # noqa: ASYNC110  # told by no event
             await asyncio.sleep(0.01)
         found["url"] = f"http://127.0.0.1:{http.port}"

@@ -13,14 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from services.frontend import process as process_module
 from services.frontend.http_server import HttpServer, bind
-from services.frontend.process import build_gateway, drain, run, running_http
+from services.frontend.process import build_gateway, drain, run
 from services.frontend.settings import FrontendSettings
 from shared.errors import CheckpointError, ConfigError
-from tests.services.frontend.conftest import MODEL_DIR, Mesh
+from tests.services.frontend.conftest import MODEL_DIR, Mesh, teapot
 from tests.services.frontend.fake_detokenizer import Behaviour, FakeDetokenizer
 
 
@@ -139,38 +138,6 @@ class TestSharedPort:
         with pytest.raises(httpx.ConnectError):
             await self.ask(mesh)
 
-    async def test_one_that_has_no_detokenizer_yet_leaves_connections_to_others(
-        self, settings: FrontendSettings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(process_module, "JOIN_S", 60.0)
-        server = HttpServer(teapot, bind("127.0.0.1", 0, is_shared=True))
-        await server.start()
-        gateway = build_gateway(settings.model_copy(update={"port": server.port}))
-        fake = FakeDetokenizer(settings.detokenizer_address[0])
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
-            newcomer = running_http(gateway)
-            joining = asyncio.create_task(newcomer.__aenter__())
-            for _ in range(20):
-                assert (await get(client)).status_code == 418
-            await fake.start()
-            async with asyncio.timeout(60):
-                await joining
-                while (response := await get(client)).status_code == 418:
-                    pass
-            assert response.status_code == 200
-            await newcomer.__aexit__(None, None, None)
-        await server.stop()
-        await fake.stop()
-
-    async def test_without_any_detokenizer_it_joins_all_the_same(
-        self, settings: FrontendSettings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(process_module, "JOIN_S", 0.05)
-        gateway = build_gateway(settings)
-        async with running_http(gateway) as http, httpx.AsyncClient(timeout=30) as client:
-            response = await client.get(f"http://127.0.0.1:{http.port}/health")
-        assert response.status_code == 503
-
     async def ask(self, mesh: Mesh, **fields: Any) -> httpx.Response:
         """One request over a connection of its own."""
         body = {"prompt": "Hi", **fields}
@@ -181,16 +148,6 @@ class TestSharedPort:
         while (response := await self.ask(mesh)).status_code != status:
             pass
         return response
-
-
-async def get(client: httpx.AsyncClient) -> httpx.Response:
-    """The health, over a connection of its own."""
-    return await client.get("/health", headers={"connection": "close"}, timeout=30)
-
-
-async def teapot(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 418, "headers": []})
-    await send({"type": "http.response.body", "body": b""})
 
 
 class TestDrainLimit:
