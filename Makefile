@@ -75,8 +75,7 @@ test-e2e: setup-dev ## Only the tests that start the whole mesh
 	$(BIN)/pytest -q -m "e2e and not soak" $(ARGS)
 
 soak: setup-dev ## Long runs through the whole mesh: every layout, lost ranks, ten thousand cancels, bad clients
-	$(BIN)/pytest -q -m "hypothesis and not soak" --hypothesis-profile search --timeout 3600
-	$(BIN)/pytest -v -m soak --hypothesis-profile search --timeout 3600 $(ARGS)
+	$(BIN)/pytest -v -m "soak or hypothesis" --hypothesis-profile search --timeout 3600 $(ARGS)
 
 test-npu-contract: ## Operators and decoder steps against the real torch_npu wheel (no NPU needed)
 	@$(PYTHON) -m tools.npu_contract $(ARGS)

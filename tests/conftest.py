@@ -1,6 +1,7 @@
 """What holds for all tests: a slow machine is no failure, and every run tries the same examples.
 
-`--hypothesis-profile search` tries others each time.
+`--hypothesis-profile search` tries others each time, and prints what it finds as a line to put
+before the test.
 """
 
 from hypothesis import HealthCheck, settings
