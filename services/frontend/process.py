@@ -129,8 +129,12 @@ async def at_work(gateway: Gateway) -> AsyncIterator[None]:
 async def listening(gateway: Gateway) -> AsyncIterator[HttpServer]:
     """The HTTP side, while inside."""
     settings = gateway.settings
-    listener = bind(settings.host, settings.port, is_shared=settings.reuse_port)
-    http = HttpServer(create_app(gateway), listener, stall_s=settings.client_stall_timeout_s)
+    http = HttpServer(
+        create_app(gateway),
+        # Last, so that nothing that fails before leaves it open.
+        bind(settings.host, settings.port, is_shared=settings.reuse_port),
+        stall_s=settings.client_stall_timeout_s,
+    )
     try:
         await http.start()
         yield http

@@ -23,6 +23,8 @@ from shared.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
 
+_NO_SCRATCH = np.empty(0, np.uint8)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
@@ -67,7 +69,7 @@ class PieceReader:
     def __init__(self, *, is_exact: bool = False) -> None:
         """`is_exact` as for `FileCursor`."""
         self.cursor = FileCursor(is_exact=is_exact)
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = _NO_SCRATCH
 
     def read(self, request: ReadRequest, piece: Piece, target: Bytes) -> None:
         """Read a piece into the request's bytes and look at its values.
@@ -90,7 +92,7 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the file in use, and give the scratch up."""
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = _NO_SCRATCH
         self.cursor.close()
 
 
